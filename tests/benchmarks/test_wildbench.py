@@ -322,15 +322,21 @@ def tasks(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(here, tasks):
-    """run(*args): runs the script in this process; `ok=False` accepts that it fails. TASKS stands for the tasks' file."""
+def run(here):
+    """run(*args): runs the script in this process; `ok=False` accepts that it fails."""
 
     def start(*args, ok: bool = True) -> subprocess.CompletedProcess:
-        done = here("eval_wildbench.py", *[tasks if arg == "TASKS" else arg for arg in args])
+        done = here("eval_wildbench.py", *args)
         assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
         return done
 
     return start
+
+
+@pytest.fixture
+def evaluate(run, tasks):
+    """Runs the script, with the tasks' file in place of TASKS."""
+    return lambda *args, **more: run(*[tasks if arg == "TASKS" else arg for arg in args], **more)
 
 
 @pytest.fixture
@@ -357,7 +363,7 @@ def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
 
 
-def test_reward_by_an_http_judge_and_no_call_twice(server, run, tmp_path):
+def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
     proxy = (
         "--reward-model",
         "data/toy/reward_model",
@@ -368,7 +374,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, run, tmp_path):
     )
     words = [*MODEL, *proxy, "--mode", "reward", "--judge", "longer", "--judge-url", server.url]
     words += ["--references", "careful", "--max-tokens", 160, "--out", tmp_path / "run"]
-    run(*words)
+    evaluate(*words)
     verdicts = read_log(tmp_path / "run" / "verdicts.jsonl")
     assert len(verdicts) == 16 and {verdict["model_is"] for verdict in verdicts} == {"A", "B"}
     expected = []
@@ -383,7 +389,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, run, tmp_path):
 
     before = len(server.requests)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
-    run(*words, "--resume")
+    evaluate(*words, "--resume")
     assert len(server.requests) == before and numbers(tmp_path / "run") == out
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
     assert [row["metric"] for row in index[:5]] == [
@@ -396,15 +402,15 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, run, tmp_path):
     assert (index[0]["n"], index[0]["judge"], index[1]["n"]) == ("16", "longer", "8")  # verdicts; completions
 
 
-def test_replies_without_a_verdict_leave_no_headline(server, run, tmp_path):
+def test_replies_without_a_verdict_leave_no_headline(server, evaluate, tmp_path):
     """Prose, then a mark that the limit cut off: no reply is scored, and each is asked for four times."""
     words = [*MODEL, "--mode", "score", "--judge", "m", "--judge-url", server.url]
     server.behave = lambda text, n: "I cannot say."
-    done = run(*words, "--out", tmp_path / "none", ok=False)
+    done = evaluate(*words, "--out", tmp_path / "none", ok=False)
     assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
     cut_off = {"message": {"content": '{"score": "1"}'}, "finish_reason": "length"}
     server.behave = lambda text, n: (200, {"choices": [cut_off]})
-    done = run(*words, "--seed", 1, "--out", tmp_path / "cut", ok=False)
+    done = evaluate(*words, "--seed", 1, "--out", tmp_path / "cut", ok=False)
     assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
 
 
@@ -420,17 +426,17 @@ def test_the_paper_s_protocol_takes_the_first_reply(serve, tmp_path):
     assert found == {"official": ["A++"] * 2, "paper": [None] * 2}
 
 
-def test_a_local_judge_needs_no_key_and_resumes(run, tmp_path, local_judge_folder):
+def test_a_local_judge_needs_no_key_and_resumes(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
     words = [*MODEL, "--limit", 3, "--out", tmp_path / "x"]
     words += ["--mode", "score", "--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
-    done = run(*words, ok=False)
+    done = evaluate(*words, ok=False)
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
     path = tmp_path / "x" / "judge.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     assert len(lines) == 12
     path.write_text("".join(lines[:4]))  # killed in the second attempt, which is sampled
-    run(*words, "--resume", ok=False)
+    evaluate(*words, "--resume", ok=False)
     assert path.read_text() == "".join(lines)
 
 
@@ -455,21 +461,21 @@ def test_a_local_judge_needs_no_key_and_resumes(run, tmp_path, local_judge_folde
         ((*MODEL, *PROGRAM, "--max-tokens", 512), "more than the 512 tokens"),
     ],
 )
-def test_what_would_fail_after_generating_is_refused_before(words, message, run, tmp_path, monkeypatch):
+def test_what_would_fail_after_generating_is_refused_before(words, message, evaluate, tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if "--from-judgments" not in words:
         words = (*words, "--out", tmp_path / "run")
-    done = run(*words, ok=False)
+    done = evaluate(*words, ok=False)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_reference_or_a_placeholder_that_is_missing_is_refused_before(server, run, tmp_path):
+def test_a_reference_or_a_placeholder_that_is_missing_is_refused_before(server, evaluate, tmp_path):
     words = (*MODEL, "--mode", "reward", "--judge", "m", "--judge-url", server.url, "--dry-run")
-    assert "has no reference 'gpt-4'" in run(*words, ok=False).stderr
+    assert "has no reference 'gpt-4'" in evaluate(*words, ok=False).stderr
     (tmp_path / "template.txt").write_text("{$history} {$user_query} {$model_output}")
     template = ("--references", "careful", "--template", tmp_path / "template.txt")
-    assert "cannot fill {$model_output}" in run(*words, *template, ok=False).stderr
+    assert "cannot fill {$model_output}" in evaluate(*words, *template, ok=False).stderr
 
 
 def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch, tmp_path):
