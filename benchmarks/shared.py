@@ -15,8 +15,8 @@ from typing import Any
 
 
 from benchmarks import local_judge
-from benchmarks.foreign import FOREIGN_STYLES, split_foreign
-from benchmarks.scoring import mean
+from benchmarks.foreign import FOREIGN_STYLES, split_foreign, verdict_of
+from benchmarks.scoring import add_to_index, mean
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
@@ -29,7 +29,7 @@ from rlmt.endpoint import (
     try_endpoint,
     was_refused,
 )
-from rlmt.run import load_function
+from rlmt.run import load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of, wants_vllm
 from rlmt.vllm import gpu_groups
 from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
@@ -463,9 +463,22 @@ def ask_judge(
     longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
     judge = judge_endpoint(args, run, longest_reply)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-    replies = judge.ask(requests, parse, parse_retries=attempts - 1)
+
+    def read(text: str) -> Any:
+        return parse(verdict_of(text))
+
+    # one token, whose log-probabilities are read, is no text
+    has_text = all("logprobs" not in request for request in requests)
+    replies = judge.ask(requests, read if has_text else str, attempts - 1, whole=has_text)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
+
+
+def said(reply: Reply) -> str:
+    """Returns what a judge said after its thinking; "" if its reply cannot be read."""
+    if reply.error:
+        return ""
+    return verdict_of(reply.text)
 
 
 def check_answered(errors: list[str], who: str) -> None:
@@ -608,6 +621,12 @@ def write_scores(path: str, scores: dict) -> None:
     """Writes the scores of stored rows as a JSON file, in a folder that need not exist."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(scores, indent=1) + "\n")
+
+
+def save_results(run: Path, summary: dict, index: list[dict]) -> None:
+    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete."""
+    add_to_index(run, index)
+    write_summary(run, summary)
 
 
 def print_first(lines: list[str], n: int = 10) -> None:

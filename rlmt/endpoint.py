@@ -183,12 +183,14 @@ def read_row(line: bytes) -> dict:
     return row
 
 
-def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
-    """Parses the text of a completion; if `parse` rejects it, the Reply is invalid."""
+def read_reply(body: dict, parse: Callable[[str], Any], attempts: int, whole: bool = False) -> Reply:
+    """Parses the text of a completion; if `parse` rejects it, or `whole` and it was cut off, the Reply is invalid."""
     choice = body["choices"][0]
     text = choice["message"].get("content") or ""
     usage = read_usage(body) or (0, 0)
     try:
+        if whole and choice.get("finish_reason") == "length":
+            raise ValueError("incomplete: the limit of its tokens cut the reply off")
         return Reply(parse(text), text, "", usage, choice)
     except (ValueError, RecursionError) as e:  # RecursionError: JSON of a thousand brackets
         # the text came without keys from the store
@@ -269,20 +271,25 @@ class Endpoint:
         parse_retries: int = 3,
         name: str = "judge",
         repeat_cut_off: bool = True,
+        whole: bool = False,
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
         `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least; one that was cut off only if
-        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and cut-off replies reach `parse`
-        as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
+        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and, unless
+        replies must be `whole`, cut-off replies reach `parse` as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
         progress bar and in messages.
         """
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]
         unique = dict(zip(keys, requests))
         read = partial(
-            self._stored_reply, parse=parse, parse_retries=parse_retries, repeat_cut_off=repeat_cut_off
+            self._stored_reply,
+            parse=parse,
+            parse_retries=parse_retries,
+            repeat_cut_off=repeat_cut_off,
+            whole=whole,
         )
         done = {}
         with self._open_store():
@@ -367,14 +374,19 @@ class Endpoint:
         self._remember(line)  # the line, not the row: the next start reads the same
 
     def _stored_reply(
-        self, request: dict, parse: Callable[[str], Any], parse_retries: int, repeat_cut_off: bool = True
+        self,
+        request: dict,
+        parse: Callable[[str], Any],
+        parse_retries: int,
+        repeat_cut_off: bool = True,
+        whole: bool = False,
     ) -> tuple[Reply | None, int]:
         """Returns the last Reply to a request and its attempt; without one, None and the attempt to make."""
         for attempt in range(parse_retries + 1):
             body = self.bodies.get(self._key(request, attempt))
             if body is None:
                 return None, attempt
-            reply = read_reply(body, parse, attempts=attempt + 1)
+            reply = read_reply(body, parse, attempt + 1, whole)
             was_cut_off = reply.choice.get("finish_reason") == "length"
             if not reply.error or (was_cut_off and not repeat_cut_off):
                 break

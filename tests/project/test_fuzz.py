@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from chat_server import ask_for
 
 from benchmarks import accuracy, alpacaeval2, arenahard2, creativewriting3, verified
-from benchmarks import trait_judging, wildbench
+from benchmarks import traits, wildbench
 from rlmt import model as policy
 from rewards import judged, shaping
 from rewards import simulated_user as simulator
@@ -301,16 +301,16 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert isinstance(found, dict)
         assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
         assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
-    assert read(alpacaeval2.parse_ranking, reply) in (None, "A", "B")
-    if (verdict := read(arenahard2.parse_verdict, reply)) is not None:
+    assert read(alpacaeval2.parse_reply, reply) in (None, "A", "B")
+    if (verdict := read(arenahard2.parse_reply, reply)) is not None:
         assert verdict in arenahard2.VERDICTS
         assert f"[{verdict}]" in reply.upper() or reply.upper().strip() == verdict
     for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
         assert mark <= 20 and name in reply
     assert isinstance(verified.last_json_object(reply), dict | list | None)
-    for verdict in read(trait_judging.read_verdicts, reply, 2) or []:
+    for verdict in read(traits.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
-    read(trait_judging.read_traits, reply, 5)
+    read(traits.read_traits, reply, 5)
 
 
 @given(
@@ -331,7 +331,7 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
         judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
         == better.strip().lower()
     )
-    assert arenahard2.parse_verdict(f"{before}[[A>B]]{after}") == "A>B"
+    assert arenahard2.parse_reply(f"{before}[[A>B]]{after}") == "A>B"
 
 
 @given(no_marks, st.sampled_from(["A", "a++", "A+ ", "tie", "A=B=C", "", None, 1, ["A+"]]), noise)
