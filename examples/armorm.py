@@ -25,7 +25,6 @@ from pathlib import Path
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import closing_ids, load_tokenizer, without_control
 from rlmt.model import load_weights
-from rlmt.watchdog import beat
 import huggingface_hub
 import torch
 from accelerate import PartialState
@@ -122,7 +121,6 @@ class ArmoRM:
     @torch.inference_mode()
     def forward(self, rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rewards and their gates, both (B, objectives), of rows (token ids, end of prompt)."""
-        beat()
         device = self.trunk.device
         width = max(len(ids) for ids, _ in rows)
         padded = torch.zeros(len(rows), width, dtype=torch.long, device=device)

@@ -26,7 +26,6 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from rlmt.watchdog import beat
 from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
 from rewards import code_runner
@@ -166,7 +165,6 @@ def _compare(truth: str, answer: str, seconds: float) -> bool:
     for _ in range(2):
         process = _comparer(seconds)
         verdict = _verdict(process, truth, answer)
-        beat()
         if verdict:
             return verdict == "1"
 
@@ -371,7 +369,6 @@ def _share_passed(row: dict, timeout: float) -> float | None:
         tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
     program = _find_program(row["response"], tests, entry_point)
     passed = code_runner.count_passed(program, tests, entry_point, timeout)
-    beat()
     return None if passed is None else passed / len(tests)
 
 
@@ -451,7 +448,6 @@ def instructions(
             check = ifeval.ifeval_check
         met = or_fail(check, task, row["response"])[rule]
         met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
-        beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
 

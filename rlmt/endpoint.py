@@ -41,7 +41,6 @@ from urllib.parse import urlsplit
 import aiohttp
 from tqdm import tqdm
 
-from rlmt.watchdog import beat
 from utils import fail, or_fail
 
 MAX_BACKOFF = 60  # seconds
@@ -331,7 +330,6 @@ class Endpoint:
                 fail(f"{self.store}: another process is using it; wait for its end, or name another file")
             self.file.seek(self.end)
             for line in self.file:
-                beat()  # a long run's store has hundreds of thousands of lines
                 if not line.endswith(b"\n"):
                     print(f"{self.store}: cut off the last line, which a kill had torn", file=sys.stderr)
                     self.file.truncate(self.end)
@@ -370,7 +368,6 @@ class Endpoint:
         line = hide_keys(json.dumps(row), self.key_env).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
-        beat()
         self._remember(line)  # the line, not the row: the next start reads the same
 
     def _stored_reply(
@@ -523,10 +520,7 @@ class Batch:
             endpoint.calls += 1
             wait = 0.0
             try:
-                posting = asyncio.ensure_future(self.post(sent))
-                if repeat == 0:
-                    await self.stay_alive(posting)
-                status, wait, content = await posting
+                status, wait, content = await self.post(sent)
                 if status < 300:
                     endpoint._save(request, attempt, read_body(content))
                     return ""
@@ -547,21 +541,9 @@ class Batch:
         return f"{NO_REPLY} in {endpoint.retries + 1} calls; the last: {error}"
 
     async def pause(self, seconds: float) -> None:
-        """Waits as long as a server asked for, or until the calls are stopped; a training run is alive meanwhile."""
-        end = time.monotonic() + seconds
-        while not self.stopping.is_set() and time.monotonic() < end:
-            beat()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), min(10.0, end - time.monotonic()))
-
-    async def stay_alive(self, posting: asyncio.Future) -> None:
-        """Keeps a training run alive until a call is answered or times out.
-
-        Repeats are not waited for in this way: a judge that hangs would hold the GPUs for many time-outs a step.
-        """
-        while not posting.done():
-            beat()
-            await asyncio.wait([posting], timeout=1)
+        """Waits as long as a server asked for, or until the calls are stopped."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
 
     async def post(self, sent: bytes) -> tuple[int, float, bytes]:
         """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""

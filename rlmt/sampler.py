@@ -8,7 +8,7 @@
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-An engine of vLLM (rlmt/vllm.py), a vLLM server (rlmt/vllm.py) or transformers' own generate does the sampling.
+An engine of vLLM (rlmt/vllm.py) or transformers' own generate does the sampling.
 Training loops hand over the policy's weights before every rollout. DPO rounds, evaluations and local judges call
 `generate`, which loads a saved model and seeds every prompt.
 """
@@ -31,8 +31,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from rlmt.vllm import Engine, Engines, Server, gpu_groups
-from rlmt.watchdog import beat
+from rlmt.vllm import Engine, Engines, gpu_groups
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
@@ -237,7 +236,7 @@ class Sampling:
     stop: str = ""
     """A completion ends behind this string too, not only at the tokenizer's ends of turn."""
     budget: ThinkingBudget | None = None
-    """Closes thinking that is too long; None: it may take all tokens. A server takes no budget."""
+    """Closes thinking that is too long; None: it may take all tokens."""
 
 
 def wants_vllm(rollout: str) -> bool:
@@ -252,7 +251,7 @@ def wants_vllm(rollout: str) -> bool:
 
 
 class Sampler:
-    """Samples completions of a model by vLLM, by a vLLM server, or by transformers' generate.
+    """Samples completions of a model by vLLM or by transformers' generate.
 
     Args:
         model: folder or hub name; None, as in tests: weights come by `sync` alone.
@@ -265,7 +264,6 @@ class Sampler:
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
-        server: it samples instead of an engine; `use_vllm` is then False.
     """
 
     def __init__(
@@ -281,7 +279,6 @@ class Sampler:
         sleeps: bool = False,
         batch_size: int = 128,
         dtype: str = "auto",
-        server: Server | None = None,
     ):
         self.tokenizer = tokenizer
         self.sampling = sampling
@@ -289,7 +286,7 @@ class Sampler:
         self.batch_size = batch_size
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.vllm = server  # or an engine, or several
+        self.vllm = None
         self.policy = None  # what transformers samples from, if self.vllm is None
         if use_vllm and in_process:
             self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
@@ -306,13 +303,13 @@ class Sampler:
         """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
 
         `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
-        samples follow from torch's generator, or with a server from NumPy's.
+        samples follow from torch's generator.
         """
         if self.vllm is None:
             yield from self._sample_by_transformers(prompts, seeds, done)
             return
 
-        parameters = {  # vLLM's SamplingParams and /v1/completions have the same names
+        parameters = {  # of vLLM's SamplingParams
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_tokens,
@@ -363,11 +360,7 @@ class Sampler:
         batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
         width = batch["input_ids"].size(1)
 
-        def after_each_token(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
-            """Reports progress, and says which rows end by the stop string."""
-            beat()
-            if not self.sampling.stop:  # generate itself knows the ends of turn
-                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        def ends_by_stop_string(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
             last_tokens = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
             return torch.tensor([self._has_ended(row) for row in last_tokens], device=ids.device)
 
@@ -384,7 +377,9 @@ class Sampler:
             config.update(
                 do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
             )
-        options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+        options = {**batch, "generation_config": config}
+        if self.sampling.stop:  # generate itself knows the ends of turn
+            options["stopping_criteria"] = [ends_by_stop_string]
         if self.sampling.budget:
             options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, Policy):

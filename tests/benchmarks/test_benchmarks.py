@@ -621,15 +621,6 @@ def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
 
     write(data / "test.jsonl", [questions[0], questions[2], questions[1]])
     said = run(*command, "--resume", code=2)
-    assert "test.jsonl has changed" in said and "--overwrite starts anew" in said
-
-    # a change on the hub is not seen there: the answers that are kept belong to the order above
-    write(data / "test.jsonl", questions)
-    generations = tmp_path / "run" / "generations.jsonl"
-    rows = rlmt_data.read_log(generations)
-    rows[1]["messages"], rows[2]["messages"] = rows[2]["messages"], rows[1]["messages"]
-    write(generations, rows)
-    said = run(*command, "--resume", code=2)
     assert "generations.jsonl has an answer to task 1-0 that was given to another prompt" in said
     assert "--overwrite starts anew" in said and not summary.exists()
 

@@ -452,12 +452,12 @@ def test_a_local_judge_needs_no_key_and_resumes(evaluate, tmp_path, local_judge_
         ),
         (
             (*MODEL, "--mode", "reward", "--judge", "local:data/toy/reward_model"),
-            "LlamaForSequenceClassification",
+            "leaves no room for a prompt",
         ),
         ((*MODEL, "--mode", "score", "--judge", "local:data/toy/base"), "has no chat template"),
         ((*MODEL, "--mode", "score", "--judge", "gpt-4o"), "set OPENAI_API_KEY"),
         ((*MODEL, *PROGRAM, "--model", "data/toy"), "data/toy is neither"),
-        ((*MODEL, *PROGRAM, "--reward-model", "data/toy/base"), "its config names LlamaForCausalLM"),
+        ((*MODEL, *PROGRAM, "--reward-model", "data/toy/base"), "has no chat template"),
         ((*MODEL, *PROGRAM, "--max-tokens", 512), "more than the 512 tokens"),
     ],
 )

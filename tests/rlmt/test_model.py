@@ -1,6 +1,6 @@
 """Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole weights.
 
-tests/rlmt/test_watchdog.py tests weights that cannot be loaded, tests/scripts/test_grpo.py several processes.
+tests/scripts/test_two_processes.py tests several processes.
 """
 
 import copy
