@@ -13,11 +13,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 from utils import or_fail
-from rewards.judged import judge_mark
 from rewards.preference import RewardModel
 
 
@@ -43,6 +41,8 @@ def try_judge(args, run: Path) -> None:
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
+        from rlmt.endpoint import try_endpoint
+
         try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
 
 
@@ -80,6 +80,8 @@ def _function_as_gold(function):
 
 def _judge_as_gold(args, run: Path):
     """Returns the function of `load_gold` that asks a judge."""
+    from rewards.judged import judge_mark
+
     judge = _judge_endpoint(args, run)
 
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
@@ -92,8 +94,10 @@ def _judge_as_gold(args, run: Path):
     return measure
 
 
-def _judge_endpoint(args, run: Path) -> Endpoint:
+def _judge_endpoint(args, run: Path):
     """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
+
     name, _, url = args.gold.removeprefix("judge:").partition("@")
     state = PartialState()
     return Endpoint(

@@ -31,7 +31,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from rlmt.vllm import Engine, Engines, gpu_groups
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
@@ -260,7 +259,7 @@ class Sampler:
         vllm_memory: share of the GPU that vLLM reserves.
         in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
             transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
-        gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
+        gpus: those of each engine with a process of its own, see rlmt.vllm.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
@@ -288,6 +287,9 @@ class Sampler:
         self.breaches_in_a_row = 0  # see `check`
         self.vllm = None
         self.policy = None  # what transformers samples from, if self.vllm is None
+        self.in_process = in_process
+        if use_vllm:
+            from rlmt.vllm import Engine, Engines, gpu_groups
         if use_vllm and in_process:
             self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
@@ -436,7 +438,7 @@ class Sampler:
 
     def sleep(self) -> None:
         """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if isinstance(self.vllm, Engine):
+        if self.vllm and self.in_process:
             self.vllm.sleep()
 
     def close(self) -> None:
