@@ -8,7 +8,6 @@ import math
 import numbers
 from pathlib import Path
 
-import pandas as pd
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
@@ -167,6 +166,8 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
     """Averages completion rows. None where nothing is known."""
+    import pandas as pd
+
     table = pd.json_normalize(rows)
     good_format = table["status"] == "ok"
     gold = table["rewards.gold"].astype(float)  # missing where a judge failed
@@ -186,8 +187,10 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     return line
 
 
-def _gold_by_prompt(rows: list[dict]) -> pd.Series:
-    """Returns the gold of the completions in good format, which alone have a proxy."""
+def _gold_by_prompt(rows: list[dict]):
+    """Returns the gold of the completions in good format, which alone have a proxy, as a series by prompt."""
+    import pandas as pd
+
     gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
     return pd.Series(gold, dtype=float)  # missing where a judge failed
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, GenerationConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
@@ -296,7 +296,7 @@ class Sampler:
             gpus = gpus or gpu_groups()
             self.vllm = Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
-            self.policy, _ = load_weights(AutoModelForCausalLM, model, dtype=self.dtype)
+            self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(DEVICE).eval()
 
     def sample(
@@ -369,7 +369,7 @@ class Sampler:
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
 
-        config = GenerationConfig(
+        config = transformers.GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
             eos_token_id=self.ends,
