@@ -728,7 +728,7 @@ def set_entropy_statistics(
 def _inputs_of(
     completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
-    """Yields micro-batches and Policy's inputs for them; reports progress."""
+    """Yields micro-batches and Policy's inputs for them."""
     for members in micro_batches(completions, max_tokens, accelerator):
         prompt_ids = [completion.prompt_ids for completion in members]
         completion_ids = [completion.ids for completion in members]

@@ -459,7 +459,7 @@ def policy_sampler(
     max_length: int,
     sleeps: bool = False,
 ) -> Sampler:
-    """Returns the sampler of PPO or RLVER, which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of PPO or RLVER, whose top_p is 1 and which `sync` gives the policy; see Sampling and Sampler."""
     stop = THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,
