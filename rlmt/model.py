@@ -412,6 +412,10 @@ class Policy(nn.Module):
         """Makes embedding and LM head one weight, if they are; accelerate calls it before and after sharding."""
         self.model.tie_weights()
 
+    def generate(self, **options) -> torch.Tensor:
+        """Returns what transformers' generate returns. The call goes through `forward`, where FSDP2 gathers the weights."""
+        return self(generate=options)
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -428,8 +432,7 @@ class Policy(nn.Module):
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            generate: arguments of transformers' generate, whose output is returned instead. The call is made
-                here so that FSDP2 gathers the weights.
+            generate: see the method `generate`.
             position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
                 `collate_packed`.
             extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.

@@ -285,16 +285,16 @@ class Sampler:
         self.batch_size = batch_size
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.vllm = None
-        self.policy = None  # what transformers samples from, if self.vllm is None
+        self.backend = None  # vLLM, in this process or in processes of its own
+        self.policy = None  # what transformers samples from, if there is no backend
         self.in_process = in_process
         if use_vllm:
             from rlmt.vllm import Engine, Engines, gpu_groups
         if use_vllm and in_process:
-            self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
+            self.backend = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
             gpus = gpus or gpu_groups()
-            self.vllm = Engines(model, max_length, vllm_memory, gpus, self.dtype)
+            self.backend = Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
             self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(DEVICE).eval()
@@ -307,7 +307,7 @@ class Sampler:
         `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
         samples follow from torch's generator.
         """
-        if self.vllm is None:
+        if self.backend is None:
             yield from self._sample_by_transformers(prompts, seeds, done)
             return
 
@@ -329,7 +329,7 @@ class Sampler:
                     requests[place]["seed"] = seeds[place]
                 if self.sampling.budget:
                     requests[place]["budget"] = self.sampling.budget
-        for place, ids, logprobs, finished in self.vllm.complete(requests):
+        for place, ids, logprobs, finished in self.backend.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
     def _sample_by_transformers(
@@ -387,9 +387,7 @@ class Sampler:
         if isinstance(self.policy, Policy):
             # no process of a sharded launch may stop before the last: each forward gathers weights from all
             options["synced_gpus"] = is_sharded_launch()
-            sequences = self.policy(generate=options)
-        else:
-            sequences = self.policy.generate(**options)
+        sequences = self.policy.generate(**options)
         return sequences[:, width:].tolist()
 
     def until_end(self, ids: list[int]) -> tuple[list[int], bool]:
@@ -412,8 +410,8 @@ class Sampler:
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
-        if self.vllm:
-            self.vllm.update(trained)
+        if self.backend:
+            self.backend.update(trained)
         else:
             self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
 
@@ -438,14 +436,14 @@ class Sampler:
 
     def sleep(self) -> None:
         """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if self.vllm and self.in_process:
-            self.vllm.sleep()
+        if self.backend and self.in_process:
+            self.backend.sleep()
 
     def close(self) -> None:
         """Frees the model. vLLM's own processes end, and with them their GPU memory."""
-        if self.vllm:
-            self.vllm.close()
-        self.vllm = None
+        if self.backend:
+            self.backend.close()
+        self.backend = None
         self.policy = None
         gc.collect()
         torch.cuda.empty_cache()
