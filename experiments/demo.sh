@@ -70,5 +70,5 @@ $EVALUATE --model "$RUNS/dpo-plain/model" --out "$RUNS/eval-dpo-plain" --resume
 END
 
 # --- 4. table and curves
-python -m experiments.demo_tables --results "$RESULTS"
+python -m experiments.compare demo --results "$RESULTS"
 echo "$((($(date +%s) - BEGAN + 30) / 60)) minutes; table, csv and pictures are in $RESULTS/"

@@ -145,22 +145,19 @@ if stage evaluate; then
   done
 fi
 
-# --- 7. samples: every answer of the models before and after GRPO to twenty prompts of our own, to be read
+# --- 7. samples: answers of the models before and after GRPO to twenty prompts of our own, for notebooks/07_small_model.ipynb
 
 if stage samples; then
   seed=${SEEDS%% *} # the first
-  names=""
   for name in instruct sft-think sft-plain "grpo-think-s$seed" "grpo-plain-s$seed"; do
     if is_trained "$name"; then
       answer "$name" experiments/small_prompts.jsonl "$RUNS/samples-$name"
-      names+=" $name"
     fi
   done
-  python -m experiments.small_samples --results "$RESULTS" --names $names
 fi
 
 # --- 8. table, curves
 
 if stage table; then
-  python -m experiments.small_tables --results "$RESULTS" --seeds $SEEDS
+  python -m experiments.compare small --results "$RESULTS" --seeds $SEEDS
 fi
