@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
+from experiments.tables import markdown_table
 from page import read_lines
 from utils import fail
 
@@ -30,6 +31,7 @@ from utils import fail
 @dataclass
 class Args:
     experiment: tyro.conf.Positional[Literal["demo", "small"]]
+    """Which of the two."""
     results: Path | None = None
     """Folder whose runs/ has the run folders, and into which the files are written; empty: results/ and the experiment."""
     seeds: tuple[int, ...] = (0, 1)
@@ -99,12 +101,6 @@ MISSING = "–"
 
 
 # --- 1. both
-
-
-def markdown_table(columns: list[str], lines: list[list[str]]) -> str:
-    """Lays out a table; `lines` are its cells."""
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in [columns, *lines]]
-    return "\n".join([head, "|" + "---|" * len(columns), *body])
 
 
 def read_curves(runs: Path, file: str, columns: list[str], n_before: int) -> pd.DataFrame:
@@ -385,7 +381,9 @@ def make_small(results: Path, seeds: tuple[int, ...]) -> list[str]:
     text = f"{small_markdown(differences, is_difference=True)}\n\n{explanation}\n"
     (results / "differences.md").write_text(text)
 
-    columns = "step n n_gold gold gold_se gold_ok gold_ok_se proxy format_ok think_tokens response_tokens".split()
+    columns = (
+        "step n n_gold gold gold_se gold_ok gold_ok_se proxy format_ok think_tokens response_tokens".split()
+    )
     curves = read_curves(runs, "held_out.jsonl", columns, n_before=0)
     if len(curves):
         curves.round(5).to_csv(results / "curves.csv", index=False)

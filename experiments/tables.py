@@ -190,6 +190,12 @@ def judged_unlike(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def markdown_table(columns: list[str], lines: list[list[str]]) -> str:
+    """Lays out a table; `lines` are its cells."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in [columns, *lines]]
+    return "\n".join([head, "|" + "---|" * len(columns), *body])
+
+
 # --- 2. the paper's tables
 
 
@@ -342,13 +348,13 @@ def paper_cell(cell) -> str:
 
 def paper_markdown(table: pd.DataFrame) -> str:
     columns = list(table["benchmark"].unique())
-    lines = ["| row | " + " | ".join(columns) + " | status |", "|" + "---|" * (len(columns) + 2)]
+    lines = []
     for (_, row), part in table.groupby(["section", "row"], sort=False):
         cells = {cell.benchmark: paper_cell(cell) for cell in part.itertuples()}
         states = part["status"].unique()
         status = states[0] if len(states) == 1 else "partly measured"
-        lines.append(f"| {row} | " + " | ".join(cells.get(c, "") for c in columns) + f" | {status} |")
-    return "\n".join(lines)
+        lines.append([row, *[cells.get(column, "") for column in columns], status])
+    return markdown_table(["row", *columns, "status"], lines)
 
 
 # --- 3. the toy tables
@@ -395,13 +401,12 @@ def toy_markdown(table: pd.DataFrame) -> str:
 
 
 def toy_rows(table: pd.DataFrame, rows: list[str], columns: tuple[str, ...]) -> str:
-    lines = ["| row | seeds | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
+    lines = []
     for row in rows:
         part = table[table["row"] == row]
         cells = {cell.benchmark: toy_cell(cell) for cell in part.itertuples()}
-        seeds = part["seeds"].max()
-        lines.append(f"| {row} | {seeds} | " + " | ".join(cells[column] for column in columns) + " |")
-    return "\n".join(lines)
+        lines.append([row, str(part["seeds"].max()), *[cells[column] for column in columns]])
+    return markdown_table(["row", "seeds", *columns], lines)
 
 
 # --- 4. all of them

@@ -286,6 +286,38 @@ def test_conversations(execute, tmp_path):
     assert printed.count("no evaluation") == 3 and "not yet run" in printed
 
 
+def held_out(step: int, name: str, prompt: str, thinking: str, response: str, gold: float) -> dict:
+    row = {"step": step, "id": name, "messages": [{"role": "user", "content": prompt}], "status": "ok"}
+    rewards = {"preference": -gold, "gold": gold}
+    return row | {"thinking": thinking, "response": response, "rewards": rewards}
+
+
+def test_what_a_small_model_wrote_counted_by_hand(execute, tmp_path):
+    rows = []
+    # gold rises by 0.8 + 0.23 * words, residuals 0.2, -0.1, -0.4, 0.3; the proxy falls by as much
+    for name, words, gold in (("a", 0, 1.0), ("b", 10, 3.0), ("c", 20, 5.0), ("d", 30, 8.0)):
+        rows.append(held_out(30, name, "?", "", "word, " * (7 + words), 2.0 + gold))
+        rows.append(held_out(0, name, "?", "", "word, " * 7, 2.0))
+    rows.append(held_out(30, "e", "?", "", "word", 99.0) | {"status": "truncated"})
+    write(tmp_path / "grpo-plain-s1", "held_out_completions.jsonl", rows)
+    plan = "Asked: Name three DOGS and fish?\nForm: about 10 words.\nPoints: Dogs bark."
+    rows = [
+        # 2 of name, three, dogs, fish; 2 of name, three, purple, cats, today; all of purple, three
+        held_out(0, "a", "Name three purple cats, Cats today.", plan, "Purple, purple sky and three", 0.0),
+        held_out(0, "b", "Boil two eggs", "Asked: Tell a joke.", "Never!", 0.0),
+    ]
+    write(tmp_path / "grpo-think-s0", "held_out_completions.jsonl", rows)
+    names, printed = execute("07", tmp_path)
+    change = names["changes"].loc[("grpo-plain-s1", "0 to 30")]
+    assert (change["prompts"], change["words"], change["gold"], change["proxy"]) == (4, 15, 4.25, -4.25)
+    assert change["gold, at equal words"] == pytest.approx(0.8)
+    counted = names["readings"].loc[("grpo-think-s0", 0)]
+    assert (counted["id"], counted["plan has points"], counted["announced words"]) == (2, 0.5, 1)
+    assert counted["plan's words from the prompt"] == 0.25 and counted["plan shares no word"] == 1
+    assert counted["response takes all words"] == 1 and counted["prompt's words in response"] == 0.2
+    assert len(names["samples"]) == 100 and printed == ""  # those in git
+
+
 @pytest.mark.parametrize("number", ["02", "03", "05", "06"])
 def test_a_notebook_says_when_there_is_no_run(number, tmp_path, execute):
     with pytest.raises(AssertionError, match=f"no (RL )?run (with thinking )?in {tmp_path}"):

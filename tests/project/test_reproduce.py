@@ -1,4 +1,4 @@
-"""The lines of experiments/*.sh, the runner, the tables, the demo, the sweep and small.sh."""
+"""The lines of experiments/*.sh, the runner, the tables, the demo and small.sh."""
 
 import csv
 import importlib
@@ -22,8 +22,7 @@ import reproduce
 import rewards
 from rlmt import run as runs
 from benchmarks import scoring
-from dev import sweep
-from experiments import demo_tables, small_samples, small_tables, tables
+from experiments import compare, tables
 
 ROOT = Path(__file__).parents[2]
 EVALUATE = (ROOT / "experiments" / "evaluate.sh").read_text()
@@ -250,7 +249,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
 
 def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
     reproduce.main(reproduce.Args(list=True, results=tmp_path))
-    listed = {table: [] for table in reproduce.TABLES}
+    listed = {table: [] for table in ROWS}
     for line in capsys.readouterr().out.splitlines():
         _, table, row, state = line.split(maxsplit=3)
         listed[table].append(row)
@@ -356,13 +355,6 @@ def test_what_is_refused_before_anything_runs(fields, message, tmp_path, capsys)
     assert e.value.code == 2 and message in capsys.readouterr().err
 
 
-def write_tasks(path: Path, reference: str) -> None:
-    """Writes two tasks of WildBench with one reference answer."""
-    task = {"messages": [{"role": "user", "content": "q"}], "references": {reference: "an answer"}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(task | {"id": i}) + "\n" for i in range(2)))
-
-
 @pytest.fixture
 def checkout(tmp_path, monkeypatch) -> Path:
     """A folder with experiments/ and every file of data/ that a row needs, in place of the repository."""
@@ -370,21 +362,8 @@ def checkout(tmp_path, monkeypatch) -> Path:
     shutil.copytree(ROOT / "experiments", folder / "experiments")
     for path in [*re.findall(r"data/[\w.]+\w", EVALUATE), "data/traces.jsonl", "data/wildchat_if.jsonl"]:
         make(folder, path)
-    write_tasks(folder / "data" / "wildbench.jsonl", "gpt-4")
-    write_tasks(folder / "data" / "wildbench_g.jsonl", "gemini-flash")
     monkeypatch.setattr(reproduce, "HERE", folder)
     return folder
-
-
-def test_references_of_wildbench_are_checked_before_anything_is_trained(checkout, capsys):
-    lines = re.findall(r"^ *wildbench(?:-g)?\) python.*", EVALUATE, re.MULTILINE)
-    assert len(lines) == 2
-    reproduce.check_references(lines)
-    write_tasks(checkout / "data" / "wildbench_g.jsonl", "gpt-4")
-    with pytest.raises(SystemExit) as e:
-        reproduce.check_references(lines)
-    assert e.value.code == 2
-    assert "data/wildbench_g.jsonl: 2 tasks have no reference 'gemini-flash'" in capsys.readouterr().err
 
 
 def test_what_is_finished_is_not_judged_again_with_templates(tmp_path):
@@ -425,271 +404,122 @@ def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, caps
 # --- tables
 
 
-def write_index(folder: Path, rows: list[dict]) -> None:
+def write_index(folder: Path, lines: list[dict]) -> None:
+    """Writes runs.csv; what a line does not say is that of WildBench, measured on the paper's tasks."""
+    common = {"benchmark": "x", "metric": "wb_reward", "n": 1024, "n_invalid": 0, "temperature": 0.7}
     folder.mkdir(parents=True, exist_ok=True)
+    rows = [common | line for line in lines]
     pd.DataFrame(rows, columns=list(scoring.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
 
 
-def write_task_means(run: Path, benchmark: str, metric: str, means: dict[str, float]) -> None:
-    run.mkdir(parents=True, exist_ok=True)
-    shared = {"benchmark": benchmark, "metric": metric, "temperature": 0.7}
-    rows = [shared | {"task": task, "mean": mean} for task, mean in means.items()]
-    pd.DataFrame(rows, columns=list(scoring.TASK_COLUMNS)).to_csv(run / "task_means.csv", index=False)
+def rendered(folder: Path, table: str) -> tuple[str, pd.DataFrame]:
+    """Renders a table; returns it as Markdown and, by row and column, as numbers."""
+    text = tables.render(folder, {table: ROWS[table]})[f"table{table}"]
+    return text, pd.read_csv(folder / "tables" / f"table{table}.csv").set_index(["row", "benchmark"])
 
 
 def test_tables_by_hand(tmp_path):
-    for seed, means in enumerate([{"a": 0.6, "b": 0.0}, {"a": 0.04, "b": 0.64}]):
-        write_task_means(tmp_path / f"llama3.1-8b-rlmt-s{seed}--popqa", "x", "accuracy_paper", means)
-
-    def line(
-        run: str, metric: str, value: float, low: float | None = None, high: float | None = None
-    ) -> dict:
-        common = {"benchmark": "x", "n": 1024, "n_invalid": 0, "temperature": 0.7}
-        return common | {"run": run, "metric": metric, "value": value, "low": low, "high": high}
+    for seed, means in enumerate([(0.6, 0.0), (0.04, 0.64)]):
+        shared = {"benchmark": "x", "metric": "accuracy_paper", "temperature": 0.7}
+        rows = [shared | {"task": task, "mean": mean} for task, mean in zip("ab", means)]
+        run = tmp_path / f"llama3.1-8b-rlmt-s{seed}--popqa"
+        run.mkdir()
+        pd.DataFrame(rows, columns=list(scoring.TASK_COLUMNS)).to_csv(run / "task_means.csv", index=False)
 
     rlmt = "llama3.1-8b-rlmt-s0"
+    popqa = {"metric": "accuracy_paper", "value": 0.3, "low": 0.28, "high": 0.32}
     lines = [
-        line(f"{rlmt}--wildbench", "wb_reward", 40.0, 30, 50),
-        line(f"{rlmt}--wildbench", "wb_reward", 44.0, 41, 47),  # again
-        line(f"{rlmt}--popqa", "accuracy", 0.9),  # not the paper's rule
-        line(f"{rlmt}--popqa", "accuracy_paper", 0.3, 0.28, 0.32),
-        line("llama3.1-8b-rlmt-s1--popqa", "accuracy_paper", 0.34, 0.32, 0.36),
-        line(f"{rlmt}--alpacaeval2", "lc_win_rate_paper", 52.0),
-        line("llama3.1-8b-rlmt-s1--alpacaeval2", "lc_win_rate_paper", 54.0),
-        line("llama3.1-8b-rlmt-zero-s0--wildbench", "wb_reward", -5.0, -9, -1),
-        line("my-own-run", "wb_reward", 99.0),
+        {"run": f"{rlmt}--wildbench", "value": 40.0, "low": 30, "high": 50},
+        {"run": f"{rlmt}--wildbench", "value": 44.0, "low": 41, "high": 47},  # again
+        {"run": f"{rlmt}--popqa", "metric": "accuracy", "value": 0.9},  # not the paper's rule
+        popqa | {"run": f"{rlmt}--popqa", "n": 50, "n_invalid": 3},
+        popqa | {"run": "llama3.1-8b-rlmt-s1--popqa", "value": 0.34, "n": 50},
+        {"run": f"{rlmt}--alpacaeval2", "metric": "lc_win_rate_paper", "value": 52.0},
+        {"run": "llama3.1-8b-rlmt-s1--alpacaeval2", "metric": "lc_win_rate_paper", "value": 54.0},
+        {"run": "llama3.1-8b-rlhf-s0--wildbench", "value": None},  # too many verdicts were invalid
     ]
     write_index(tmp_path, lines)
-    texts = tables.render(tmp_path, ROWS)
-    table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
+    text, table = rendered(tmp_path, "1")
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
-    assert wb.difference == pytest.approx(44 - wb.paper)
+    assert wb.difference == pytest.approx(44 - wb.paper) and pd.isna(wb.seed_high)
     assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
     # over tasks: both are 0.32 over the seeds, though they differ by 0.6 in each
     assert (popqa.low, popqa.high) == pytest.approx((32, 32))
     # over seeds: t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
     assert popqa.seed_high - popqa.ours == pytest.approx(12.706 * 2, rel=1e-4)
-    assert pd.isna(wb.seed_high)
-    assert table.loc[("llama3.1-8b-rlhf", "WB")].status == "not yet run" and pd.isna(
-        table.loc[("llama3.1-8b-rlhf", "WB")].ours
-    )
-    shown = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt |"))
+    none = table.loc[("llama3.1-8b-rlhf", "WB")]
+    assert pd.isna(none.ours) and (none.seeds, none.status) == (0, "no headline")
+    shown = next(line for line in text.splitlines() if line.startswith("| llama3.1-8b-rlmt |"))
     assert "44.0 ± 3.0 (" in shown and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in shown
     # AE2's number is no mean over tasks
     assert "| 53.0, ± 12.7 over 2 seeds (" in shown and shown.endswith("partly measured |")
-    assert all(tables.VARIANCE in text for text in texts.values())
-    assert "99" not in texts["table1"].replace("(", " ").split()
-    zero = next(x for x in texts["table1"].splitlines() if x.startswith("| llama3.1-8b-rlmt-zero |"))
-    assert "-5.0 ± 4.0" in zero
-    # tables 9 and 10 print the same model's number again, and other people's models as such
-    assert (
-        pd.read_csv(tmp_path / "tables" / "table9.csv")
-        .query("row == 'llama3.1-8b-rlmt' and benchmark == 'WB'")
-        .ours.item()
-        == 44
-    )
-    assert "model of others" in texts["table10"]
-    assert len(pd.read_csv(tmp_path / "tables" / "toy.csv")) == 22 * len(tables.TOY_COLUMNS)
-    assert len(pd.read_csv(tmp_path / "tables" / "rewards.csv")) == 29 * len(tables.REWARDS_COLUMNS)
+    assert "PopQA 50, 3 invalid in llama3.1-8b-rlmt" in text
+    assert "model of others" in rendered(tmp_path, "10")[0]
+
+
+def measured(folder: Path, row: str, wording: str = "", **values: float) -> list[dict]:
+    """Lines of the index for a row's columns, whose judges, if any, read these words."""
+    lines = []
+    for column, value in values.items():
+        evaluation, metric, factor = tables.BENCHMARKS[column]
+        run = f"{row}--{evaluation}"
+        common = {"run": run, "benchmark": evaluation, "fingerprint": f"{column} {wording}"}
+        lines.append(common | {"metric": metric, "value": value / factor})
+        if wording and column in tables.JUDGED:
+            make(folder, f"{run}/summary.json")
+            (folder / run / "summary.json").write_text(json.dumps({"wording": wording}))
+    return lines
+
+
+def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path, capsys):
+    chat = {"WB": 10.0, "AE2": 20.0, "AH2": 33.0}
+    seven = chat | {"CWv3": 40.0, "PopQA": 50.0, "IFBench": 60.0, "MMLU_Redux": 70.0}
+    index = measured(tmp_path, "llama3.1-8b-rlmt-s0", "our own", **seven)
+    index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "theirs", WB=10.0, AE2=20.0)
+    index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "our own", AH2=33.0)
+    index += measured(tmp_path, "llama3.1-8b-rlhf-s0", WB=1.0, AE2=2.0)  # without a summary, and without AH2
+    index += measured(tmp_path, "qwen2.5-7b-rlmt-s0", "our own", **chat)
+    index += measured(tmp_path, "qwen2.5-7b-rlmt-s1", "our own", WB=1.0)
+    write_index(tmp_path, index)
+    text, table = rendered(tmp_path, "1")
+    ours = table.loc["llama3.1-8b-rlmt"]
+    assert ours.ours["Avg_Chat"] == pytest.approx(21) and ours.ours["Avg"] == pytest.approx(283 / 7)
+    assert ours.wording["WB"] == "our own" and pd.isna(ours.wording["PopQA"])
+    released = table.loc["llama3.1-8b-rlmt-as-released"]
+    assert released.ours["Avg_Chat"] == pytest.approx(21) and (released.paper == ours.paper).all()
+    assert pd.isna(table.loc[("llama3.1-8b-rlhf", "Avg_Chat")].ours)  # a column is missing
+    assert pd.isna(table.loc[("qwen2.5-7b-rlmt", "Avg_Chat")].ours)  # of two seeds and of one
+
+    assert "theirs (llama3.1-8b-rlmt-as-released); unknown (llama3.1-8b-rlhf)" in text
+    mixed = "Avg_Chat of llama3.1-8b-rlmt-as-released is over unlike instructions: WB theirs, AE2 theirs, AH2 our own."
+    assert mixed in text and text.count("is over unlike") == 1
+    unlike = "WB: not to be compared, as judge, instructions or tasks differ"
+    assert unlike in text and f"WARNING: table1, {unlike}" in capsys.readouterr().err
+
+
+def test_values_without_a_common_mean_are_refused(tmp_path, capsys):
+    run = "llama3.1-8b-rlmt-s0--wildbench"
+    other_seed = {"run": run.replace("s0", "s1"), "value": 40.0, "fingerprint": "b"}
+    for other, message in (
+        (other_seed, "were not judged alike"),
+        (
+            {"run": run, "value": 40.0, "temperature": 0.0},
+            "several values of wb_reward (temperatures 0.7, 0.0)",
+        ),
+    ):
+        write_index(tmp_path, [{"run": run, "value": 40.0, "fingerprint": "a"}, other])
+        with pytest.raises(SystemExit):
+            rendered(tmp_path, "1")
+        assert message in capsys.readouterr().err
 
 
 def test_a_row_of_ones_own_stands_in_the_papers_table(tmp_path):
-    write_index(tmp_path, measure(tmp_path, "mine", {}, WB=12.0))
+    write_index(tmp_path, measured(tmp_path, "mine-s0", WB=12.0))
     rows = {"1": ROWS["1"] | {"mine": reproduce.Block("table1/mine", "", "")}}
     text = tables.render(tmp_path, rows)["table1"]
     line = next(line for line in text.splitlines() if line.startswith("| mine |"))
     assert line.startswith("| mine | 12.0 |") and line.endswith("| partly measured |") and "(" not in line
-
-
-def test_seeds_that_were_judged_otherwise_have_no_mean(tmp_path, capsys):
-    common = {
-        "metric": "wb_reward",
-        "benchmark": "x",
-        "n": 1024,
-        "n_invalid": 0,
-        "temperature": 0.7,
-        "value": 40.0,
-        "low": 30,
-        "high": 50,
-    }
-    write_index(
-        tmp_path,
-        [{"run": f"llama3.1-8b-rlmt-s{s}--wildbench", "fingerprint": f"f{s}", **common} for s in range(2)],
-    )
-    with pytest.raises(SystemExit):
-        tables.render(tmp_path, ROWS)
-    assert "were not judged alike" in capsys.readouterr().err
-
-
-def test_numbers_of_fewer_tasks_are_named(tmp_path):
-    common = {"metric": "accuracy_paper", "benchmark": "popqa", "temperature": 0.7, "value": 0.4}
-    lines = []
-    for row, n, n_invalid in (("rlmt", 50, 0), ("rlhf", 14267, 3), ("sft-think", 14267, 0)):
-        run = f"llama3.1-8b-{row}-s0--popqa"
-        lines.append({**common, "run": run, "n": n, "n_invalid": n_invalid, "fingerprint": str(n)})
-    write_index(tmp_path, lines)
-    text = tables.render(tmp_path, {"1": ROWS["1"]})["table1"]
-    assert "n of each seed: PopQA 14267, but 50 in llama3.1-8b-rlmt, 3 invalid in llama3.1-8b-rlhf." in text
-    written = pd.read_csv(tmp_path / "tables" / "table1.csv").dropna(subset="n")
-    assert sorted(zip(written["n"], written["n_invalid"])) == [(50, 0), (14267, 0), (14267, 3)]
-
-
-def test_two_temperatures_of_a_seed_are_not_two_seeds(tmp_path, capsys):
-    common = {"run": "llama3.1-8b-rlmt-s0--wildbench", "metric": "wb_reward", "benchmark": "x", "value": 40.0}
-    write_index(tmp_path, [common | {"temperature": temperature} for temperature in (0.7, 0.0)])
-    with pytest.raises(SystemExit):
-        tables.render(tmp_path, ROWS)
-    assert "several values of wb_reward (temperatures 0.7, 0.0)" in capsys.readouterr().err
-
-
-def test_rows_that_were_judged_otherwise_are_marked(tmp_path, capsys):
-    common = {"n": 1024, "n_invalid": 0, "temperature": 0.7, "value": 0.4, "low": 0.3, "high": 0.5}
-    write_index(
-        tmp_path,
-        [
-            {
-                "run": f"llama3.1-8b-{row}-s0--{name}",
-                "benchmark": name,
-                "metric": metric,
-                "fingerprint": mark,
-                **common,
-            }
-            for name, metric, marks in (("wildbench", "wb_reward", "aab"), ("popqa", "accuracy_paper", "ccc"))
-            for row, mark in zip(("rlmt", "rlhf", "sft-think"), marks)
-        ],
-    )
-    write_index(
-        tmp_path / "toy",
-        [  # sums and programs stand in one column, but are other tasks
-            {
-                "run": f"toy-rlvr-{row}-s0--gold",
-                "benchmark": task,
-                "metric": "score",
-                "fingerprint": task,
-                **common,
-                "temperature": 1.0,
-            }
-            for row, task in (("think", "sums_tasks"), ("plain", "sums_tasks"), ("think-code", "code_tasks"))
-        ],
-    )
-    texts, err = tables.render(tmp_path, ROWS), capsys.readouterr().err
-    line = "WB: not to be compared, as judge, instructions or tasks differ: llama3.1-8b-sft-think against llama3.1-8b-rlhf, llama3.1-8b-rlmt"
-    assert texts["table1"].endswith(f"\n\n{line}") and f"WARNING: table1, {line}\n" in err
-    assert (
-        "PopQA" not in err
-        and "not to be compared" not in texts["rewards"]
-        and texts["rewards"].count("0.400") == 3
-    )
-    assert "fingerprint" not in pd.read_csv(tmp_path / "tables" / "table1.csv").columns
-
-
-def measure(folder: Path, row: str, wordings: dict[str, str], seeds: int = 1, **values: float) -> list[dict]:
-    """Lines of the index for a row's columns; summaries of its judged runs name `wordings`, by column."""
-    lines = []
-    for column, value in values.items():
-        evaluation, metric, factor = tables.BENCHMARKS[column]
-        for seed in range(seeds):
-            run = f"{row}-s{seed}--{evaluation}"
-            common = {"benchmark": evaluation, "fingerprint": f"f-{wordings.get(column)}"}
-            lines.append(common | {"run": run, "metric": metric, "value": value / factor, "temperature": 0.7})
-            if column in wordings:
-                make(folder, f"{run}/summary.json")
-                (folder / run / "summary.json").write_text(json.dumps({"wording": wordings[column]}))
-    return lines
-
-
-def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path):
-    own = {"WB": "our own", "AE2": "our own", "AH2": "our own", "CWv3": "our own"}
-    theirs = own | {"WB": "eval_template.pairwise 0123", "AE2": "eval_template.score 4567"}
-    chat = {"WB": 10.0, "AE2": 20.0, "AH2": 33.0}
-    seven = chat | {"CWv3": 40.0, "PopQA": 50.0, "IFBench": 60.0, "MMLU_Redux": 70.0}
-    index = measure(tmp_path, "llama3.1-8b-rlmt", own, **seven)
-    index += measure(tmp_path, "llama3.1-8b-rlmt-as-released", theirs, **chat)
-    index += measure(tmp_path, "llama3.1-8b-rlhf", {}, WB=1.0, AE2=2.0)  # without a summary, and without AH2
-    index += measure(tmp_path, "qwen2.5-7b-rlmt", own, seeds=2, WB=1.0, AE2=2.0)
-    index += measure(tmp_path, "qwen2.5-7b-rlmt", own, AH2=3.0)
-    write_index(tmp_path, index)
-    text = tables.render(tmp_path, {"1": ROWS["1"]})["table1"]
-
-    table = pd.read_csv(tmp_path / "tables" / "table1.csv").set_index(["row", "benchmark"])
-    ours = table.loc["llama3.1-8b-rlmt"]
-    assert ours.ours["Avg_Chat"] == pytest.approx(21) and ours.ours["Avg"] == pytest.approx(283 / 7)
-    assert (
-        ours.difference["Avg"] == pytest.approx(283 / 7 - ours.paper["Avg"])
-        and ours.status["Avg"] == "measured"
-    )
-    assert ours.wording["WB"] == "our own" and pd.isna(ours.wording["PopQA"]) and pd.isna(ours.wording["Avg"])
-    released = table.loc["llama3.1-8b-rlmt-as-released"]
-    assert released.ours["Avg_Chat"] == pytest.approx(21) and pd.isna(released.ours["Avg"])
-    assert (released.paper == table.loc["llama3.1-8b-rlmt"].paper).all()
-    assert table.loc[("llama3.1-8b-rlhf", "WB")].wording == "unknown"
-    assert pd.isna(table.loc[("llama3.1-8b-rlhf", "Avg_Chat")].ours)  # a column is missing
-    assert pd.isna(table.loc[("qwen2.5-7b-rlmt", "Avg_Chat")].ours)  # of two seeds and of one
-    assert "| 21.0 (" in next(line for line in text.splitlines() if line.startswith("| llama3.1-8b-rlmt |"))
-
-    assert tables.AVERAGED in text
-    of_wb = "Judge's instructions of WB: eval_template.pairwise 0123 (llama3.1-8b-rlmt-as-released); unknown (llama3.1-8b-rlhf);"
-    assert of_wb in text and "our own (llama3.1-8b-rlmt, qwen2.5-7b-rlmt)." in text
-    assert "WB: not to be compared, as judge, instructions or tasks differ" in text
-    mixed = "Avg_Chat of llama3.1-8b-rlmt-as-released is over unlike instructions: WB eval_template.pairwise 0123, "
-    assert mixed + "AE2 eval_template.score 4567, AH2 our own." in text and text.count("is over unlike") == 1
-
-
-def test_the_averages_of_the_paper_are_the_means_of_its_columns():
-    """But for the two that data/paper/rlmt_tables_avg_check.csv names."""
-    printed = tables.printed_numbers()
-    keys = ["table", "section", "model_name", "backbone", "training", "thinking"]
-    n_averages = 0
-    wrong = []
-    for key, cells in printed.groupby(keys, sort=False):
-        values = dict(zip(cells["benchmark"], cells["value"].astype(float)))
-        for average, columns in tables.AVERAGES.items():
-            if average in values:
-                n_averages += 1
-                mean = sum(values[column] for column in columns) / len(columns)
-                if abs(mean - values[average]) > 0.0501:
-                    wrong.append((key[0], average, values[average]))
-    assert n_averages == 171
-    assert wrong == [("4", "Avg", 41.0), ("10", "Avg4", 30.2)]
-    assert set(printed["benchmark"]) == tables.BENCHMARKS.keys() | tables.AVERAGES.keys()
-
-
-def test_seeds_without_a_headline_are_no_seeds(tmp_path):
-    """Too many verdicts of theirs were invalid, so that their value is empty."""
-    common = {
-        "metric": "wb_reward",
-        "benchmark": "x",
-        "n": 1024,
-        "n_invalid": 0,
-        "temperature": 0.7,
-        "low": 30,
-        "high": 50,
-    }
-    values = {"llama3.1-8b-rlmt-s0": 40.0, "llama3.1-8b-rlmt-s1": None, "llama3.1-8b-rlhf-s0": None}
-    write_index(
-        tmp_path,
-        [
-            {"run": f"{run}--wildbench", "fingerprint": "f", "value": value, **common}
-            for run, value in values.items()
-        ],
-    )
-    tables.render(tmp_path, {"1": ROWS["1"]})
-    table = pd.read_csv(tmp_path / "tables" / "table1.csv").query("benchmark == 'WB'").set_index("row")
-    one, none = table.loc["llama3.1-8b-rlmt"], table.loc["llama3.1-8b-rlhf"]
-    assert (one.ours, one.low, one.high, one.seeds, one.status) == (40, 30, 50, 1, "measured")
-    assert (
-        pd.isna(none.ours) and none.seeds == 0 and none.status == "no headline" and pd.isna(none.difference)
-    )
-
-
-def test_every_printed_number_is_in_a_table(tmp_path):
-    tables.render(tmp_path, ROWS)
-    written = pd.concat([pd.read_csv(tmp_path / "tables" / f"table{t}.csv") for t in PAPER_TABLES])
-    printed = tables.printed_numbers()
-    written = written[~written["row"].str.endswith(tables.AS_RELEASED)]
-    assert len(written) == len(printed) and sorted(written.paper) == sorted(printed.value.astype(float))
-    assert set(written.status) == {"not yet run", "model of others"}
 
 
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
@@ -843,112 +673,40 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     assert f"not run again: {row}-s0" in out and "--results DIR" in out
 
 
-def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
-    for name, files in (
-        *(("a-s0", 2), ("a-s0--gold", 2)),
-        ("b-s0--gold", 2),
-        ("c-s0--gold", 0),
-        *(("e-s0", 1), ("e-s0--gold", 1)),
-        ("f-s0", 2),
-        *(("g-s0", 0), ("g-s0--gold", 2)),
-    ):
-        (tmp_path / name).mkdir()
-        make(tmp_path / name, *("summary.json", "command.txt")[:files])
-    block = {name: reproduce.Block(f"toy/{name}", "EVALUATE", "") for name in "abcdefg"}
-    status = {name: reproduce.status(tmp_path, block[name], 0) for name in "abcdefg"}
-    assert status.pop("f") == status.pop("g") == "interrupted"  # no evaluation yet; a training that goes on
-    assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run", "e": "figures only"}
-    assert reproduce.status(tmp_path, reproduce.Block("f", "", ""), 0) == "done"  # a stage is its run alone
+# --- demo.sh and small.sh
 
 
-# --- the sweep
-
-
-def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
-    names = ["toy-sft-think-s0", "toy-rlmt-s0"]
-    for name in names:
-        make(tmp_path / "toy" / name, "summary.json", "command.txt")
-        make(tmp_path / "toy" / f"{name}--gold", "summary.json", "command.txt")
-    (tmp_path / "toy" / "toy-rlmt-s0" / "held_out.jsonl").write_text('{"step": 7, "gold": 0.8}\n')
-    args = sweep.Args(table="toy", row="toy-rlmt", seeds=(0,), stop_at=7, results=tmp_path)
-    with pytest.raises(SystemExit) as e:
-        sweep.main(args)
-    assert e.value.code == 2 and "figures without weights" in capsys.readouterr().err
-    make(tmp_path / "toy", "toy-rlmt-s0/model/model.safetensors")
-    sweep.main(args)
-    assert "1 seeds started, 1 went on" in capsys.readouterr().out
-    for refused in ({"table": "1", "row": "llama3.1-8b-rlmt", "stop_at": 20}, {"row": "toy-rlmt"}):
-        with pytest.raises(SystemExit) as e:
-            sweep.main(sweep.Args(results=tmp_path, **refused))
-        assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
-
-
-def test_a_run_is_stopped_when_its_step_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "CHECKPOINT_SECONDS", 0.5)
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
-        "for step in range(1, 1000):\n    time.sleep(0.3)\n"
-        "    with open(out / 'held_out.jsonl', 'a') as f:\n"
-        "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n"
-    )
-    block = reproduce.Block("job", "", f'python "{script}" "$RESULTS/job-s$SEED"\n')
-    args = reproduce.Args()
-    sweep.train_until(block, 0, 3, args, tmp_path)
-    reached = sweep.held_out(tmp_path / "job-s0")[-1]["step"]
-    assert 3 <= reached < 100
-    sweep.train_until(block, 0, 3, args, tmp_path)  # is there already
-    assert sweep.held_out(tmp_path / "job-s0")[-1]["step"] == reached
-    script.write_text("raise SystemExit(1)")
-    with pytest.raises(SystemExit):
-        sweep.train_until(block, 1, 1, args, tmp_path)
-
-
-# --- the demo
+def outs_of(commands: list[list[str]]) -> list[str]:
+    return [Path(words[words.index("--out") + 1]).name for words in commands if "--out" in words]
 
 
 def test_the_demo_runs_and_evaluates_every_row_of_its_table():
-    outs = [
-        Path(words[words.index("--out") + 1]).name
-        for words in commands_of("demo.sh", LANES="1")
-        if "--out" in words
-    ]
-    trained = list(demo_tables.ROWS.values())
-    assert sorted(outs) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
-    assert commands_of("demo.sh", LANES="1")[0] == ["python", "-m", "data.toy.world"]
-    assert commands_of("demo.sh", LANES="1")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
-
-
-# --- small.sh
-
-
-def small_commands(results: Path, **variables: str) -> list[list[str]]:
-    script = (ROOT / "experiments" / "small.sh").read_text()
-    return expand(script, **variables, RESULTS=str(results), DATA=str(results))
-
-
-def test_small_sh_makes_every_run_that_its_table_and_its_samples_read(tmp_path):
-    for words in commands_of("small.sh", RESULTS=str(tmp_path)):
-        if words[1].startswith("train_"):
-            (tmp_path / "runs" / Path(words[words.index("--out") + 1]).name / "model").mkdir(parents=True)
-    commands = small_commands(tmp_path)
-    outs = {Path(words[words.index("--out") + 1]).name for words in commands if "--out" in words}
-    names = small_samples.Args().names
-    needed = small_tables.list_missing(Path("nowhere"), small_tables.Args().seeds)
-    assert {*needed, *(f"samples-{name}" for name in names)} <= outs
-    samples, table = commands[-2:]
-    assert samples[2] == "experiments.small_samples" and samples[-len(names) - 1 :] == ["--names", *names]
-    assert table[2] == "experiments.small_tables" and table[-3:] == ["--seeds", "0", "1"]
+    commands = commands_of("demo.sh", LANES="1")
+    trained = list(compare.DEMO.values())
+    assert sorted(outs_of(commands)) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
+    assert commands[0] == ["python", "-m", "data.toy.world"]
+    assert commands[-1][:4] == ["python", "-m", "experiments.compare", "demo"]
 
 
 def test_small_sh_evaluates_what_is_trained_and_makes_data_once(tmp_path):
+    given = {"RESULTS": str(tmp_path), "DATA": str(tmp_path)}
     (tmp_path / "runs" / "grpo-plain-s1" / "model").mkdir(parents=True)
-    models = {words[words.index("--model") + 1] for words in small_commands(tmp_path, STAGES="evaluate")}
+    commands = commands_of("small.sh", **given, STAGES="evaluate")
+    models = {words[words.index("--model") + 1] for words in commands}
     assert models == {"data/smollm2", f"{tmp_path}/runs/grpo-plain-s1/model"}
 
-    small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl")
-    small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl")
+    for name in outs_of(commands_of("small.sh", **given)):
+        (tmp_path / "runs" / name / "model").mkdir(parents=True, exist_ok=True)
+    commands = commands_of("small.sh", **given)
+    for pattern in compare.SMALL.values():
+        for name in {pattern.format(seed=seed) for seed in (0, 1)}:
+            assert {f"eval-{name}", f"ifeval-{name}"} <= set(outs_of(commands))
+    assert commands[-1][2:4] == ["experiments.compare", "small"] and commands[-1][-3:] == [
+        "--seeds",
+        "0",
+        "1",
+    ]
+
+    commands_of("small.sh", **given, STAGES="data")
     with pytest.raises(subprocess.CalledProcessError):
-        small_commands(tmp_path, STAGES="data", PROMPTS="b.jsonl")
-    made = small_commands(tmp_path, STAGES="data", PROMPTS="a.jsonl", MODEL="data/other")
-    assert not any("smollm2" in words for words in made)
+        commands_of("small.sh", **given, STAGES="data", PROMPTS="b.jsonl")

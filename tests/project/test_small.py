@@ -17,13 +17,10 @@ import torch
 from script_runs import in_this_process, run_vllm_here, weights_of
 from transformers import AutoModelForCausalLM
 
-from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import data as rows
 from rlmt import chat as templates
 import train_sft_warmstart
 import utils
-from data import make_instructions
 from rlmt.sampler import Sample
 from rlmt.sampler import ThinkingBudget
 from rlmt import chat
@@ -102,20 +99,6 @@ def test_tags_whose_marks_are_merged_with_the_text(tokenizer):
         assert utils.response_to_score(text, "think") == response
 
 
-def test_what_was_sampled_is_what_is_trained_on(tokenizer):
-    """A policy may write a text in other tokens than its tokenizer would."""
-    text = "<think>\nin 2024 🧙\n</think>\n\n>> naïve"
-    sampled = []
-    for character in text:
-        sampled += tokenizer(character, add_special_tokens=False)["input_ids"]
-    sampled.append(tokenizer.eos_token_id)
-    assert len(sampled) > len(templates.encode_completion(tokenizer, text))
-    found = completion_of(tokenizer, sampled)
-    assert (found.text, found.status, found.ids) == (text, "ok", sampled)
-    batch = policy.collate_ids([found.prompt_ids], [found.ids], tokenizer.pad_token_id, "cpu")
-    assert batch["input_ids"].tolist() == [found.prompt_ids + sampled]
-
-
 def test_thinking_can_be_closed_at_every_token(tokenizer):
     closing = tokenizer("\n</think>\n\n", add_special_tokens=False)["input_ids"]
     answer = templates.encode_completion(tokenizer, ">7<")
@@ -129,24 +112,6 @@ def test_thinking_can_be_closed_at_every_token(tokenizer):
         found = completion_of(tokenizer, written)
         assert (found.response, found.status) == (">7<", "ok")
         assert thinking.startswith(found.thinking.rstrip("\ufffd"))  # half a letter, cut between its bytes
-
-
-def test_prompts_with_constraints_are_read_as_they_are(tokenizer, tmp_path, nltk_data):
-    asked = (
-        "Which planets have rings, and where do they come from?",
-        "Plan a party for 12 people in the “Old Town”.",
-    )
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": text[:5], "messages": user(text)}) + "\n" for text in asked))
-    out = tmp_path / "instructions.jsonl"
-    make_instructions.main(make_instructions.Args(prompts=str(prompts), out=out, n=60))
-    made = [json.loads(line) for line in out.read_text().splitlines()]
-    kept, dropped = rows.load_prompts(str(out), tokenizer, 2048)
-    assert len(kept) == 60 and dropped == []
-    for row, prompt in zip(made, kept, strict=True):
-        text = row["messages"][0]["content"]
-        assert text.startswith(asked) and row["instruction_id_list"]
-        assert f"user\n{text}<|im_end|>\n<|im_start|>" in decode(tokenizer, prompt["prompt_ids"])
 
 
 # --- one step of SFT, then one of GRPO from what it has saved; both train a LoRA adapter
