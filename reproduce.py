@@ -84,7 +84,7 @@ class Args:
 LINE = re.compile(
     r"""^(?:[A-Z_]+=(?:"[^"]*"|\S+)\ )*   # variables that hold for this line
     (?P<kind>row|stage|prepare)\ (?P<name>\S+)
-    (?P<before>(?:\ (?:from|needs)\ \S+)*)
+    (?P<before>(?:\ (?:from|needs|as)\ \S+)*)
     (?P<command>.*)$""",
     re.MULTILINE | re.VERBOSE,
 )

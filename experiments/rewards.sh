@@ -3,6 +3,7 @@
 set -euo pipefail
 : "${RESULTS:=results/toy}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
+GOLD_FLAGS= # every run here has a gold of its own
 SUMS="--preset toy --prompts data/toy/sums_prompts.jsonl --steps 20 --gold data/toy/sums.py:gold"
 CODE="--preset toy --prompts data/toy/code_prompts.jsonl --steps 15 --gold data/toy/programs.py:gold --rewards code:1"
 RUBRICS="--preset toy --prompts data/toy/rubric_prompts.jsonl --steps 14 --judge toy-judge"
@@ -51,8 +52,8 @@ EVALUATE=$EVALUATE_CODE row rewards/toy-rlvr-think-code from toy-sft-think-code 
 EVALUATE=$EVALUATE_CODE row rewards/toy-rlvr-plain-code from toy-sft-plain-code grpo $CODE --think-format plain
 
 # --- Rubrics and a judge
-EVALUATE=: row rewards/toy-sft-think needs toy/toy-sft-think
-EVALUATE=: row rewards/toy-rlmt needs toy/toy-rlmt
+row rewards/toy-sft-think as toy/toy-sft-think
+row rewards/toy-rlmt as toy/toy-rlmt
 LAUNCH="python -m data.toy.judge -- python" EVALUATE=$EVALUATE_RUBRICS row rewards/toy-rubric-think from toy-sft-think needs toy-judge grpo $RUBRICS --rewards rubric:1
 LAUNCH="python -m data.toy.judge -- python" EVALUATE=$EVALUATE_RUBRICS row rewards/toy-rubric-think-judge from toy-sft-think needs toy-judge grpo $RUBRICS --rewards judge_mark:1
 

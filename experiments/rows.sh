@@ -1,6 +1,7 @@
 # What the lines of experiments/*.sh mean; each of these files sources it after its own settings.
 #
 #   row TABLE/NAME [from NAME] [needs NAME] ... [SCRIPT FLAGS]    trains with train_SCRIPT.py, if one is named, then evaluates
+#   row TABLE/NAME as TABLE/NAME                                  has the numbers of that row of another table: nothing is run
 #   stage NAME [from NAME] [needs NAME] ... SCRIPT FLAGS          trains alone
 #   prepare NAME [needs NAME] ... [makes FILE] COMMAND            makes data or a small model for all seeds, unless FILE is there
 #
@@ -12,7 +13,7 @@
 : "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
 : "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
-: "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint
+: "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
 : "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
 : "${CHECKPOINTS:=checkpoints}" # those that the paper's authors publish, each named as the row
 : "${BENCHMARKS:=}"  # of a row; empty: the seven of table 1
@@ -29,8 +30,11 @@ run() {
 }
 
 row() {
-  local name=${1##*/} script=() start=()
+  local name=${1##*/} script start=() gold=""
   shift
+  if [[ "${1:-}" == as ]]; then
+    return
+  fi
   while [[ "${1:-}" == from || "${1:-}" == needs ]]; do
     if [ "$1" = from ]; then
       start=(--model "$RESULTS/$2-s$SEED/model")
@@ -40,10 +44,11 @@ row() {
   local out=$RESULTS/$name-s$SEED
   if [ $# -gt 0 ] && [ "${ONLY:-train}" = train ]; then
     script=train_$1.py
-    if [ "$1" = sft ]; then
-      script=train_sft_warmstart.py
-    fi
-    run $LAUNCH "$script" "${@:2}" "${start[@]}" --seed "$SEED" --out "$out" --resume
+    case $1 in
+      sft) script=train_sft_warmstart.py ;;
+      grpo | ppo | dpo) gold=$GOLD_FLAGS ;;
+    esac
+    run $LAUNCH "$script" "${@:2}" "${start[@]}" $gold --seed "$SEED" --out "$out" --resume
   fi
   if [ "${ONLY:-evaluate}" = evaluate ]; then
     evaluate "${MODEL:-$out/model}" "$name-s$SEED"
@@ -71,9 +76,6 @@ prepare() {
 }
 
 evaluate() { # MODEL NAME
-  if [ "$EVALUATE" = : ]; then # the row has the numbers of the line that it needs
-    return
-  fi
   if [ -n "$EVALUATE" ]; then
     run $EVALUATE --model "$1" --max-tokens "${MAX_TOKENS:-128}" ${THINK_FORMAT:+--think-format "$THINK_FORMAT"} \
       --seed "$SEED" --out "$RESULTS/$2--gold" --resume

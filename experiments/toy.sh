@@ -3,6 +3,7 @@
 set -euo pipefail
 : "${RESULTS:=results/toy}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
+GOLD_FLAGS= # every run here has a gold of its own
 RL="--preset toy --reward-on response --gold-prompts data/toy/held_out_prompts.jsonl"
 STEPS="--steps 14 --save-steps 7" # of GRPO and PPO
 # gold by the tasks' checklists, the proxy beside it
