@@ -53,6 +53,7 @@ from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows
+from rlmt.endpoint import TWO_LINES
 from rlmt.run import check_run, parse_args, start_run
 import tyro
 
@@ -345,7 +346,7 @@ def main(args: Args) -> None:
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge, estimated (each asked once, about --max-tokens words)")
     start = check_run(args, f"eval_{args.name}", args.model)
-    shared.try_judge(args, start.run)
+    shared.try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
     if args.dry_run:
         return
     run = start_run(start)

@@ -496,7 +496,8 @@ def main(args: Args) -> None:
         fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
     print_estimate(args, extracted, compared, found["traits"])
     start = check_run(args, "traits", str(Path(args.generations).parent))
-    shared.try_judge(args, start.run)
+    first_requests = extract_requests(args, extracted) or compare_requests(args, compared, found["traits"])
+    shared.try_judge(args, start.run, first_requests)
     if args.dry_run:
         return
     run = start_run(start)

@@ -13,11 +13,11 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.endpoint import Endpoint, try_endpoint
+from rlmt.endpoint import Endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 from utils import or_fail
-from rewards.judged import judge_mark
+from rewards import judged
 from rewards.preference import RewardModel
 
 
@@ -37,13 +37,14 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
-def try_judge(args, run: Path) -> None:
-    """Asks a judge of --gold for one token; exits with 2 if no reply comes.
+def try_judge(args, prompt: dict, run: Path) -> None:
+    """Asks a judge of --gold its first request; exits with 2 if no reply comes.
 
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
-        try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
+        prompt = {"messages": prompt["messages"]}
+        judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
 
 
 def load_gold(args, device: str, run: Path):
@@ -86,7 +87,7 @@ def _judge_as_gold(args, run: Path):
         rows = []
         for messages, response in zip(prompts, responses, strict=True):
             rows.append({"messages": messages, "response": response})
-        marks = judge_mark(rows, judge)
+        marks = judged.judge_mark(rows, judge)
         return [math.nan if mark is None else float(mark) for mark in marks]
 
     return measure

@@ -54,6 +54,7 @@ NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; s
 NO_TEXT = "no text"  # these begin the errors that `was_refused` tells apart, as does HTTP 4xx
 CANNOT_SEND = "the request cannot be sent"
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
+TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
 EARLY_LINES: dict[Path, bytes] = {}  # what `try_endpoint` adds to stores whose folder does not exist yet
 
@@ -491,7 +492,7 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str) -> None:
         client = replace(endpoint, store=store, retries=CHECK_RETRIES)
         client.ask([request], name=f"{flag} {endpoint.model}")
         if store != endpoint.store:
-            EARLY_LINES[endpoint.store] = store.read_bytes()
+            EARLY_LINES[endpoint.store] = EARLY_LINES.get(endpoint.store, b"") + store.read_bytes()
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
 
 
