@@ -74,6 +74,11 @@ class Stop(Exception):
 # --- 1. requests
 
 
+def resolve_url(base_url: str) -> str:
+    """Returns `base_url`; if it is empty, OPENAI_BASE_URL, or else the URL of the OpenAI API."""
+    return (base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+
+
 def token_limits(request: dict) -> tuple[int, int]:
     """Returns the tokens of a request, and how many its reply may have.
 
@@ -179,7 +184,7 @@ class Endpoint:
 
     def __post_init__(self):
         self.store = Path(self.store)
-        self.base_url = (self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+        self.base_url = resolve_url(self.base_url)
         self.cost = 0.0
         self.reserved = 0.0  # dollars; the worst case of the calls under way
         self.calls = 0

@@ -41,6 +41,7 @@ class ChatServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave, self.usage, self.lock = behave, usage, threading.Lock()
         self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
+        self.headers = []  # of each request
         self.answers_to = Counter()  # by the Authorization header of the request
         self.now = self.most = 0  # calls under way, and their maximum
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
@@ -75,6 +76,7 @@ class Handler(BaseHTTPRequestHandler):
             server.calls[text] += 1
             server.times.append(time.monotonic())
             server.requests.append((request, self.headers["Authorization"]))
+            server.headers.append(dict(self.headers))
         try:
             self.answer(server, text, server.behave(text, n))
         finally:
