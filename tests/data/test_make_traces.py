@@ -442,7 +442,7 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
     server, run = world([f"q{i}" for i in range(12)], lambda text, n: tagged())
     run(n=10, dry_run=True, max_tokens=1000, price=(0, 1000))
     said = capsys.readouterr().out.splitlines()
-    assert "--teacher T answers" in said[1] and len(server.checks) == 1
+    assert "--teacher T answers" in said[1] and len(server.requests) == 1
     estimate = json.loads("{" + said[0].partition("{")[2])
     assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (
         10,

@@ -307,8 +307,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
 
     server, out = serve(behave), tmp_path / "run"
     denied = serve(
-        lambda text, n: text,
-        check=lambda text, n: (
+        lambda text, n: (
             401,
             {"error": {"message": f"wrong key {KEY}, {OTHER_KEY}", "code": "invalid_api_key"}},
         ),
