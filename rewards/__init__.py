@@ -423,6 +423,7 @@ def combine(
         contributions.append(added)
 
     for group in in_groups(list(range(len(scored))), group_size):
+        # gates first: a floor lies below them too
         _close_gates(group, scored, parts, totals, contributions, margin)
         known = [totals[i] for i in group if totals[i] is not None and not scored[i].gets_floor]
         for i in group:

@@ -8,16 +8,13 @@ import math
 import numbers
 from pathlib import Path
 
-import pandas as pd
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.endpoint import Endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 from utils import or_fail
-from rewards import judged
 from rewards.preference import RewardModel
 
 
@@ -43,6 +40,8 @@ def try_judge(args, prompt: dict, run: Path) -> None:
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
+        from rewards import judged
+
         prompt = {"messages": prompt["messages"]}
         judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
 
@@ -81,20 +80,24 @@ def _function_as_gold(function):
 
 def _judge_as_gold(args, run: Path):
     """Returns the function of `load_gold` that asks a judge."""
+    from rewards.judged import judge_mark
+
     judge = _judge_endpoint(args, run)
 
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         rows = []
         for messages, response in zip(prompts, responses, strict=True):
             rows.append({"messages": messages, "response": response})
-        marks = judged.judge_mark(rows, judge)
+        marks = judge_mark(rows, judge)
         return [math.nan if mark is None else float(mark) for mark in marks]
 
     return measure
 
 
-def _judge_endpoint(args, run: Path) -> Endpoint:
+def _judge_endpoint(args, run: Path):
     """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
+
     name, _, url = args.gold.removeprefix("judge:").partition("@")
     state = PartialState()
     return Endpoint(
@@ -164,6 +167,8 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
     """Averages completion rows. None where nothing is known."""
+    import pandas as pd
+
     table = pd.json_normalize(rows)
     good_format = table["status"] == "ok"
     gold = table["rewards.gold"].astype(float)  # missing where a judge failed
@@ -183,8 +188,10 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     return line
 
 
-def _gold_by_prompt(rows: list[dict]) -> pd.Series:
-    """Returns the gold of the completions in good format, which alone have a proxy."""
+def _gold_by_prompt(rows: list[dict]):
+    """Returns the gold of the completions in good format, which alone have a proxy, as a series by prompt."""
+    import pandas as pd
+
     gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
     return pd.Series(gold, dtype=float)  # missing where a judge failed
 

@@ -6,7 +6,7 @@ means that there is no value, because a field is missing or a judge failed; it i
 """
 
 Values = list[float | None]
-# VERIFIERS say right or wrong; `verdicts` asks them in this order.
+# VERIFIERS say right or wrong; `verdict` of rewards/__init__.py asks them in this order.
 VERIFIERS = {
     "math": "answer",
     "code": "tests",

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, GenerationConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from rlmt.vllm import Engine, Engines, gpu_groups
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
@@ -260,7 +259,7 @@ class Sampler:
         vllm_memory: share of the GPU that vLLM reserves.
         in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
             transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
-        gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
+        gpus: those of each engine with a process of its own, see rlmt.vllm.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
@@ -286,15 +285,18 @@ class Sampler:
         self.batch_size = batch_size
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.vllm = None
-        self.policy = None  # what transformers samples from, if self.vllm is None
+        self.backend = None  # vLLM, in this process or in processes of its own
+        self.policy = None  # what transformers samples from, if there is no backend
+        self.in_process = in_process
+        if use_vllm:
+            from rlmt.vllm import Engine, Engines, gpu_groups
         if use_vllm and in_process:
-            self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
+            self.backend = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
             gpus = gpus or gpu_groups()
-            self.vllm = Engines(model, max_length, vllm_memory, gpus, self.dtype)
+            self.backend = Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
-            self.policy, _ = load_weights(AutoModelForCausalLM, model, dtype=self.dtype)
+            self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(DEVICE).eval()
 
     def sample(
@@ -305,7 +307,7 @@ class Sampler:
         `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
         samples follow from torch's generator.
         """
-        if self.vllm is None:
+        if self.backend is None:
             yield from self._sample_by_transformers(prompts, seeds, done)
             return
 
@@ -327,7 +329,7 @@ class Sampler:
                     requests[place]["seed"] = seeds[place]
                 if self.sampling.budget:
                     requests[place]["budget"] = self.sampling.budget
-        for place, ids, logprobs, finished in self.vllm.complete(requests):
+        for place, ids, logprobs, finished in self.backend.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
     def _sample_by_transformers(
@@ -367,7 +369,7 @@ class Sampler:
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
 
-        config = GenerationConfig(
+        config = transformers.GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
             eos_token_id=self.ends,
@@ -385,9 +387,7 @@ class Sampler:
         if isinstance(self.policy, Policy):
             # no process of a sharded launch may stop before the last: each forward gathers weights from all
             options["synced_gpus"] = is_sharded_launch()
-            sequences = self.policy(generate=options)
-        else:
-            sequences = self.policy.generate(**options)
+        sequences = self.policy.generate(**options)
         return sequences[:, width:].tolist()
 
     def until_end(self, ids: list[int]) -> tuple[list[int], bool]:
@@ -410,8 +410,8 @@ class Sampler:
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
-        if self.vllm:
-            self.vllm.update(trained)
+        if self.backend:
+            self.backend.update(trained)
         else:
             self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
 
@@ -436,14 +436,14 @@ class Sampler:
 
     def sleep(self) -> None:
         """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if isinstance(self.vllm, Engine):
-            self.vllm.sleep()
+        if self.backend and self.in_process:
+            self.backend.sleep()
 
     def close(self) -> None:
         """Frees the model. vLLM's own processes end, and with them their GPU memory."""
-        if self.vllm:
-            self.vllm.close()
-        self.vllm = None
+        if self.backend:
+            self.backend.close()
+        self.backend = None
         self.policy = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -457,7 +457,7 @@ def policy_sampler(
     max_length: int,
     sleeps: bool = False,
 ) -> Sampler:
-    """Returns the sampler of PPO or RLVER, which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of PPO or RLVER, whose top_p is 1 and which `sync` gives the policy; see Sampling and Sampler."""
     stop = THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,

@@ -333,7 +333,9 @@ def test_a_check_of_nobody_takes_seconds(client, exits):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        judge = client(SimpleNamespace(url=url), backoff=1, budget=6, price=(0, 1e6))  # a call costs 5 at most
+        judge = client(
+            SimpleNamespace(url=url), backoff=1, budget=6, price=(0, 1e6)
+        )  # a call costs 5 at most
         began = time.monotonic()
         told = exits(try_endpoint, judge, ask_for("x")[0], "--simulator")
         assert "--simulator m: " in told and "Connect call failed" in told

@@ -226,7 +226,7 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
         greedy = Sampling(temperature=0.0, max_tokens=20, stop=stop_string)
         for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"]):
             found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
-            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.vllm)
+            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.backend)
 
 
 CLOSING = [5, 6, 7]
@@ -361,7 +361,7 @@ def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prom
             assert len(copies) >= n_different
     assert dict(two.sample(long[:1], [0])).keys() == {0}  # nothing is left for the second engine
 
-    engine, _ = two.vllm.processes.values()
+    engine, _ = two.backend.processes.values()
     two.sampling = Sampling(1.0, 200)
     samples = two.sample([prompt[:50] for prompt in long])
     next(samples)
@@ -389,7 +389,7 @@ def test_two_processes_share_the_weights_and_say_what_transformers_says(
         max_length=256,
         gpus=vllm_engine.gpu_groups(tensor_parallel=2),
     )
-    [engine] = sampler.vllm.processes.values()
+    [engine] = sampler.backend.processes.values()
     workers = psutil.Process(engine.pid).children()
     assert len(workers) == 2
     found = {place: sample.ids for place, sample in sampler.sample(prompts)}
