@@ -28,7 +28,7 @@ score, and --resume asks these again.
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
-endpoint is asked for one token. `--dry-run` makes the same checks.
+endpoint is asked its first request, about an answer of two lines. `--dry-run` makes the same checks.
 
 The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
 official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.

@@ -125,7 +125,7 @@ class Args:
     overwrite: bool = False
     """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
-    """Check arguments, prompts and teacher (by one call of one token), print calls, tokens and cost for the first
+    """Check arguments, prompts and teacher (by the first request), print calls, tokens and cost for the first
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
 
 
