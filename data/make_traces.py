@@ -203,7 +203,7 @@ def read_trace(row: dict, reply: Reply, args: Args) -> dict:
         raise BadReply("no_reply" if reply.error.startswith("no reply") else "rejected")
     message = reply.choice["message"]
     finish_reason = reply.choice.get("finish_reason")
-    if message.get("refusal") or finish_reason == "content_filter" or refuses(reply.text):
+    if message.get("refusal") or refuses(reply.text):
         raise BadReply("refusal")
     if finish_reason == "length":
         raise BadReply("truncated")

@@ -13,9 +13,10 @@ Ctrl-C or kill, and another `parse` needs no new call. Equal requests are asked 
 several replies, vary the requests' `seed`.
 
 What is no answer (`why_no_answer`, an HTTP error, a lost connection, a time-out) is asked again, and never read as an
-empty answer. If all tries of a request fail while nothing else is answered, or if none of the first requests of a
-kind is accepted, the run ends with one line and exit code 2; otherwise the one request has an error. A wrong key, an
-unknown model, missing credit or a spent budget ends the run at once. Calls under way then finish and are stored.
+empty answer. If all tries of a request fail, nothing else has been answered meanwhile and others still wait, or if none
+of the first requests of a kind is accepted, the run ends with one line and exit code 2; otherwise the one request has
+an error. A wrong key, an unknown model, missing credit or a spent budget ends the run at once. Calls under way then
+finish and are stored.
 
 An API key goes only to the server that it belongs to. It is never printed or stored, even if a server repeats it. A
 server without a key is asked without one, which is enough for `vllm serve`.
@@ -31,6 +32,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -85,7 +87,7 @@ def token_limits(request: dict) -> tuple[int, int]:
     The first is an estimate: a quarter of the bytes of the request as JSON.
     """
     size = len(json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    return size // 4 + 1, request.get("max_completion_tokens") or request["max_tokens"]
+    return size // 4 + 1, request.get("max_completion_tokens") or request.get("max_tokens")
 
 
 def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
@@ -190,7 +192,11 @@ class Endpoint:
         self.calls = 0
         self.bodies = {}  # answers by key, as the store has them
         self.kinds = set()  # of the requests that were answered
+        self.n_without_text = (
+            Counter()
+        )  # replies by key; they were paid for, and count as tries of a later start
         self.served_model = self.model  # as the last reply says
+        self.waiting = 0  # requests of `ask` that no call was made for yet
         self.last_error = ""
         self.end = 0  # bytes of the store that have been read
         self.scales = [1.0, 1.0]  # highest ratio of used tokens to `token_limits`, in and out
@@ -237,6 +243,10 @@ class Endpoint:
         unless replies must be `whole`. A request without a readable reply has the value None and an `error`. `name`
         is shown in the progress bar and in messages.
         """
+
+        for request in requests:
+            if not token_limits(request)[1] or request.get("stream") or request.get("n", 1) != 1:
+                raise ValueError("a request needs max_tokens, and no stream or n > 1; vary the seed instead")
 
         def read(request: dict) -> tuple[Reply | None, int]:
             """Returns the last reply to a request and its attempt; without one, None and the attempt to make."""
@@ -291,6 +301,7 @@ class Endpoint:
 
         async def add(key: str) -> None:
             async with slots:
+                self.waiting -= 1
                 try:
                     done[key] = await answer(requests[key])
                 except Stop as stop:
@@ -301,6 +312,7 @@ class Endpoint:
             bar.update()
 
         missing = [key for key in requests if key not in done]
+        self.waiting = len(missing)
         if not missing:
             return ""
         async with open_client(self) as self.client:
@@ -326,7 +338,9 @@ class Endpoint:
             if "seed" in body:
                 body["seed"] += attempt
         n_answered = len(self.bodies)
-        for repeat in range(self.retries + 1):
+        n_tried = self.n_without_text[self._key(request, attempt)]
+        error = f"{NO_TEXT} in {n_tried} replies of an earlier start"
+        for repeat in range(n_tried, self.retries + 1):
             worst = self._reserve(request)
             wait = 0.0
             try:
@@ -363,7 +377,7 @@ class Endpoint:
         if error.startswith(NO_TEXT):
             return error
         error = f"{NO_REPLY} in {self.retries + 1} calls; the last: {error}"
-        if len(self.bodies) == n_answered:  # nor has any other request been answered meanwhile
+        if len(self.bodies) == n_answered and (self.waiting or not n_answered):  # others would fare no better
             raise Stop(f"{self.base_url}: {error}")
         return error
 
@@ -425,9 +439,12 @@ class Endpoint:
             self.cost += row["cost"]
             for side, limit in enumerate(token_limits(row["request"])):  # in, out
                 self.scales[side] = max(self.scales[side], row["usage"][side] / limit)
-            if not why_no_answer(row["reply"]):
+            reason = why_no_answer(row["reply"])
+            if not reason:
                 self.bodies[row["key"]] = row["reply"]
                 self.kinds.add(kind_of(row["request"]))
+            elif reason.startswith(NO_TEXT):
+                self.n_without_text[row["key"]] += 1
         except (ValueError, LookupError, TypeError):
             fail(f"{self.store}: after {self.end} bytes: no reply; delete the file or name another")
         self.end += len(line)
@@ -495,7 +512,10 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str) -> None:
         if not store.exists():
             store = Path(folder, "check.jsonl")
         client = replace(endpoint, store=store, retries=CHECK_RETRIES)
-        client.ask([request], name=f"{flag} {endpoint.model}")
+        [reply] = client.ask([request], name=f"{flag} {endpoint.model}")
+        endpoint.calls += client.calls
+        if has_no_reply(reply.error):
+            fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")
         if store != endpoint.store:
             EARLY_LINES[endpoint.store] = EARLY_LINES.get(endpoint.store, b"") + store.read_bytes()
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
@@ -521,16 +541,12 @@ def variable_for(url: str, key_env: tuple[str, ...] = ()) -> str:
         variables[place.lower()] = variable
     server = server_of(url)
     host = re.sub(r":\d+$", "", server)
-    for place in (server, host):
-        if place in variables:
-            return variables[place]
-
+    own = ""
     for known_url in (OPENAI_URL, os.environ.get("OPENAI_BASE_URL", "")):
-        # a key for https must not travel over http, where others can read it
-        same_scheme = urlsplit(url).scheme == urlsplit(known_url).scheme
-        if same_scheme and server == server_of(known_url):
-            return "OPENAI_API_KEY"
-    return ""
+        # with its scheme: a key for https must not travel over http, where others can read it
+        if urlsplit(url.lower())[:2] == urlsplit(known_url.lower())[:2]:
+            own = "OPENAI_API_KEY"
+    return variables.get(server) or variables.get(host) or own
 
 
 def server_of(url: str) -> str:
@@ -545,6 +561,8 @@ def read_variable(name: str) -> str:
 
 def check_url(url: str, flag: str) -> None:
     """Raises ValueError if a URL holds a user, a password or a key. The message does not repeat it."""
+    if url and not URL_WITH_KEY.search(url) and not url.startswith(("http://", "https://")):
+        raise ValueError(f"{flag} {url}: begin with http:// or https://")
     if URL_WITH_KEY.search(url):
         raise ValueError(
             f"{flag}: do not write a user, password or key into a URL: it is logged; set OPENAI_API_KEY, or name the "
