@@ -28,7 +28,7 @@ score, and --resume asks these again.
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
-endpoint is asked for one token. `--dry-run` makes the same checks.
+endpoint is asked its first request, about an answer of two lines. `--dry-run` makes the same checks.
 
 The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
 official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
@@ -53,6 +53,7 @@ from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows
+from rlmt.endpoint import TWO_LINES
 from rlmt.run import check_run, parse_args, start_run
 import tyro
 
@@ -345,7 +346,7 @@ def main(args: Args) -> None:
         requests = requests_if_all_answer(args, tasks, longest_answer)
         shared.print_estimate(args, requests, "judge, estimated (each asked once, about --max-tokens words)")
     start = check_run(args, f"eval_{args.name}", args.model)
-    shared.try_judge(args, start.run)
+    shared.try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
     if args.dry_run:
         return
     run = start_run(start)

@@ -37,7 +37,7 @@ A dialogue has no score if the planner or the speaker stays unreadable, if it ou
 --model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
 If a simulator behind an endpoint gave no reply, as in an outage, the run ends without a score, and --resume asks again.
 
-Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
+Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
 `--dry-run` makes the same checks.
 
 Writes results/<run>/: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
@@ -141,7 +141,7 @@ def rescore(args: Args) -> None:
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
-        shared.try_judge(args, folder)
+        shared.try_judge(args, folder, [sentient.strategy_request(args, dialogues[0])])
         return
     if args.judge:
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,9 +214,6 @@ def endpoint_model(args: Args, run: Path) -> Generate:
                 request["seed"] = seed
             requests.append(request)
         answers = model.ask(requests, name="model")
-        if not model.bodies:  # later a few long conversations may be all that is asked
-            shared.check_not_all_refused(model, answers)
-
         replies = []
         for reply in answers:
             if was_refused(reply.error):
@@ -329,16 +326,18 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
     )
 
 
-def try_simulators(args: Args, run: Path) -> None:
-    """Asks each simulator behind an endpoint for one token; exits with 2 if no reply comes.
+def try_endpoints(args: Args, profile: dict, run: Path) -> None:
+    """Asks simulators and a judge behind endpoints what they are asked first; exits with 2 if no reply comes.
 
     `run`: the folder that will keep the replies; see `try_endpoint`.
     """
+    dialogue = simulated_user.start_with_answer(profile, args.setting())
     for role in simulators(args):
         user = load_user(args, role, run)
         if isinstance(user, Endpoint):
             flag = "--simulator" if role == "simulator" else "--held-out-simulator"
-            try_endpoint(user, flag, args.dry_run)
+            try_endpoint(user, simulated_user.planner_request(dialogue, args.setting()), flag)
+    shared.try_judge(args, run, [sentient.strategy_request(args, dialogue)])
 
 
 def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
@@ -444,8 +443,7 @@ def main(args: Args) -> None:
             calls = f"at most {n_calls} calls if every reply can be read"
         print(f"judge {args.judge}: {calls}")
     start = check_run(args, "eval_sentient", args.model, args.setting())
-    try_simulators(args, start.run)
-    shared.try_judge(args, start.run)
+    try_endpoints(args, profiles[0], start.run)
     if args.dry_run:
         return
     run = start_run(start)

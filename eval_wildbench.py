@@ -42,8 +42,8 @@ comparison with published numbers needs the official ones: `--template FILE`, wi
 {$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its judging: only
 values with the same one can be compared.
 
-Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked for one
-token. `--dry-run` makes the same checks.
+Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked its first
+request, about an answer of two lines. `--dry-run` makes the same checks.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw
 replies), summary.json; and lines in results/runs.csv.
@@ -58,6 +58,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import append_jsonl, check_ids, read_rows
+from rlmt.endpoint import TWO_LINES
 from rlmt.run import check_run, load_function, parse_args, start_run
 from utils import fail, or_fail
 from benchmarks import reward_model, shared, wildbench
@@ -282,7 +283,10 @@ def main(args: Args) -> None:
     template = load_template(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
+    first_requests = []
     if args.mode != "program":
+        first_verdicts = wildbench.list_verdicts(args, tasks[:1], {tasks[0]["id"]: TWO_LINES})
+        first_requests = wildbench.judge_requests(args, first_verdicts, tasks, template)
         n_words = args.max_tokens
         kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
         if kept_words:  # the judge reads no more words, and is not asked about a longer answer
@@ -295,7 +299,7 @@ def main(args: Args) -> None:
             args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
     start = check_run(args, "eval", args.model)
-    shared.try_judge(args, start.run)
+    shared.try_judge(args, start.run, first_requests)
     if args.dry_run:
         return
     run = start_run(start)

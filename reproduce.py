@@ -79,6 +79,15 @@ class Args:
     """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
 
+# what a judge is tried with; the evaluations ask for a JSON object in the same way
+FIRST_QUESTION = {
+    "messages": [{"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}],
+    "temperature": 0.0,
+    "max_tokens": 1024,
+    "response_format": {"type": "json_object"},
+}
+
+
 # --- 1. lines of experiments/*.sh
 
 LINE = re.compile(
@@ -514,7 +523,7 @@ def main(args: Args) -> None:
     root = args.results / wanted[0].folder
     jobs = plan(args, wanted, blocks, root)
     for judge in check_inputs(jobs, blocks, args, root):
-        try_endpoint(judge, "the judge", dry_run=False)  # before days of training
+        try_endpoint(judge, FIRST_QUESTION, "the judge")  # before days of training
     run_jobs(jobs, blocks, args, root)
     tables.render(args.results, rows)
 

@@ -860,7 +860,7 @@ def main(args: Args) -> None:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
-        try_judge(args, start.run)
+        try_judge(args, (data.prompts or data.held_out)[0], start.run)
     if args.dry_run:
         return
     run = start_run(start)

@@ -517,7 +517,7 @@ def main(args: Args) -> None:
     memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
-    try_judges(args, start.run, accelerator)
+    try_judges(args, prompts, start.run, accelerator)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)

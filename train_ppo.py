@@ -533,7 +533,7 @@ def main(args: Args) -> None:
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
-    try_judges(args, start.run, accelerator)
+    try_judges(args, prompts, start.run, accelerator)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)

@@ -559,14 +559,16 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
     )
 
 
-def try_simulator(args: Args, accelerator: Accelerator, run: Path) -> None:
-    """Asks a simulator behind an endpoint for one token; exits with 2 if no reply comes.
+def try_simulator(args: Args, user: dict, accelerator: Accelerator, run: Path) -> None:
+    """Asks a simulator behind an endpoint its first request, as `user`; exits with 2 if no reply comes.
 
     `run`: the folder that will keep the reply; see `try_endpoint`.
     """
     simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
-        try_endpoint(simulator, "--simulator", args.dry_run)
+        setting = simulator_setting(args)
+        dialogue = simulated_user.start_with_answer(user["profile"], setting)
+        try_endpoint(simulator, simulated_user.planner_request(dialogue, setting), "--simulator")
 
 
 def main(args: Args) -> None:
@@ -582,7 +584,7 @@ def main(args: Args) -> None:
     use_vllm = wants_vllm(args.rollout)
     announce(args, users, setting, use_vllm, accelerator)
     start = check_run(args, "rlver", args.model, constants(globals()))
-    try_simulator(args, accelerator, start.run)
+    try_simulator(args, users[0], accelerator, start.run)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)

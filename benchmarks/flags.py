@@ -88,5 +88,5 @@ class JudgeFlags:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
+    """Check arguments, data, model and judge (by its first request), print the number of calls and an estimate
     of their cost, and stop."""

@@ -148,13 +148,14 @@ def show(dialogue: dict) -> str:
     return "\n\n".join(lines)
 
 
-def strategy_fields(dialogue: dict) -> dict[str, str]:
+def strategy_request(args, dialogue: dict) -> dict:
     n_replies = simulated_user.count_replies(dialogue)
-    return {
+    fields = {
         "dialogue": show(dialogue),
         "strategies": "\n".join(f"{code}: {words}" for code, words in STRATEGIES.items()),
         "keys": ", ".join(f'"{number}": ["..."]' for number in range(1, n_replies + 1)),
     }
+    return shared.judge_request(args, fill_messages(STRATEGY_PROMPT, fields))
 
 
 def read_strategies(text: str) -> list[list[str]]:
@@ -344,10 +345,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
         program = load_function(args.judge)
         codes = [or_fail(check_codes, program(dialogue)) for dialogue in readable]
     else:
-        requests = []
-        for dialogue in readable:
-            messages = fill_messages(STRATEGY_PROMPT, strategy_fields(dialogue))
-            requests.append(shared.judge_request(args, messages))
+        requests = [strategy_request(args, dialogue) for dialogue in readable]
         codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
     for place, dialogue in enumerate(readable):
         if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):

@@ -23,6 +23,7 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import (
     Endpoint,
     Reply,
+    FIRST_REQUESTS,
     call_timeout,
     has_no_reply,
     resolve_url,
@@ -209,12 +210,6 @@ def model_endpoint(args, run: Path) -> Endpoint:
     )
 
 
-def check_not_all_refused(model: Endpoint, replies: list[Reply]) -> None:
-    """Exits with 2 if --model-url has refused every request: the model's name or a parameter is wrong."""
-    if replies and all(was_refused(reply.error) for reply in replies):
-        fail(f"{model.base_url} refuses every request to {model.model}: {replies[0].error}")
-
-
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
@@ -232,7 +227,6 @@ def endpoint_sampling(args, temperature: float) -> dict:
 # a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token limit, its
 # number of tokens, and whether its thinking was closed because the budget was used up
 Completion = tuple[dict, str | None, bool, int, bool]
-FIRST_REQUESTS = 5  # asked one after another, until one is answered: a fault shows before all are paid for
 
 
 def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
@@ -338,13 +332,9 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
             request["seed"] = args.seed * 1_000_003 + place  # as generate
         requests.append(request)
 
-    for request in requests[:FIRST_REQUESTS]:
-        first_reply = model.ask([request], name="generate")[0]
-        check_plain(args, first_reply.text)
-        if not was_refused(first_reply.error):
-            break
+    for first_reply in model.ask(requests[:FIRST_REQUESTS], name="generate"):
+        check_plain(args, first_reply.text)  # before all are paid for
     replies = model.ask(requests, name="generate")
-    check_not_all_refused(model, replies)
     refusals = []
     for task, reply in zip(tasks, replies):
         if was_refused(reply.error):
@@ -598,13 +588,14 @@ def check_judge(args, max_tokens: int = 0) -> None:
         load_function(args.judge)
 
 
-def try_judge(args, run: Path) -> None:
-    """Asks a --judge behind an endpoint for one token; exits with 2 if no reply comes.
+def try_judge(args, run: Path, requests: list[dict]) -> None:
+    """Asks a --judge behind an endpoint the first of its requests; exits with 2 if no reply comes.
 
     `run`: the folder that will keep the reply; see `try_endpoint`.
     """
-    if is_behind_endpoint(args.judge):
-        try_endpoint(judge_endpoint(args, run), "--judge", args.dry_run)
+    if requests and is_behind_endpoint(args.judge):
+        judge = judge_endpoint(args, run, requests[0]["max_tokens"])
+        try_endpoint(judge, requests[0], "--judge")
 
 
 # --- 5. results

@@ -32,7 +32,7 @@ verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
 the same `fingerprint` have the same traits, prompts, baseline plans and judge.
 
-The data and the judge are checked first: one behind an endpoint is asked for one token, also by --dry-run.
+The data and the judge are checked first: one behind an endpoint is asked its first request, also by --dry-run.
 
 Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, traits.json (with what each batch
 gave), verdicts.jsonl, judge.jsonl (raw replies), summary.json; and a line for each trait in
@@ -496,7 +496,8 @@ def main(args: Args) -> None:
         fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
     print_estimate(args, extracted, compared, found["traits"])
     start = check_run(args, "traits", str(Path(args.generations).parent))
-    shared.try_judge(args, start.run)
+    first_requests = extract_requests(args, extracted) or compare_requests(args, compared, found["traits"])
+    shared.try_judge(args, start.run, first_requests)
     if args.dry_run:
         return
     run = start_run(start)

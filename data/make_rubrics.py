@@ -5,7 +5,7 @@
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
 .jsonl>.replies.jsonl, so the same command goes on after a stop or an outage, which leaves no --out. A prompt whose
-rubric cannot be read is left out; how many is printed. The judge is asked for one token first.
+rubric cannot be read is left out; how many is printed. The judge is asked about the first prompt alone, first.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import tyro
 
-from rewards.judged import write_rubrics
+from rewards.judged import try_judge, write_rubrics
 from rlmt.data import append_jsonl, read_rows
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.endpoint import Endpoint, call_timeout
 from utils import fail, or_fail
 
 
@@ -41,7 +41,7 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written."""
     dry_run: bool = False
-    """Check the prompts and the judge (by one call of one token), and stop."""
+    """Check the prompts and the judge (by its first request), and stop."""
 
 
 def main(args: Args) -> None:
@@ -59,7 +59,7 @@ def main(args: Args) -> None:
         price=args.price,
         key_env=args.key_env,
     )
-    try_endpoint(judge, "--judge", args.dry_run)
+    try_judge(judge, write_rubrics, rows[0], "--judge", max_tokens=args.judge_max_tokens)
     if args.dry_run:
         print(f"{len(rows)} prompts, one call each")
         return

@@ -13,7 +13,7 @@ Prompts are asked in the order of the file until there are --n good traces, neve
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
 times. One that was cut off, or that a filter drops (refusal, language, ...), is not. The rows go to --out and all
 counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
-<out>.replies.jsonl. The teacher is asked for one token first. A key comes from OPENAI_API_KEY for the OpenAI API,
+<out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes from OPENAI_API_KEY for the OpenAI API,
 and for another host from the variable that --key-env names; `vllm serve` needs none.
 """
 
@@ -30,7 +30,7 @@ import tyro
 
 from data.prepare import SURROGATE, count_ids
 from rlmt.data import check_ids, read_prompts, write_file
-from rlmt.endpoint import Endpoint, Reply, try_endpoint
+from rlmt.endpoint import EARLY_LINES, Endpoint, Reply, try_endpoint
 from utils import THINK_FORMATS, fail, or_fail, split_thinking
 
 INSTRUCTION = """\
@@ -125,7 +125,7 @@ class Args:
     overwrite: bool = False
     """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
-    """Check arguments, prompts and teacher (by one call of one token), print calls, tokens and cost for the first
+    """Check arguments, prompts and teacher (by the first request), print calls, tokens and cost for the first
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
 
 
@@ -203,7 +203,7 @@ def read_trace(row: dict, reply: Reply, args: Args) -> dict:
         raise BadReply("no_reply" if reply.error.startswith("no reply") else "rejected")
     message = reply.choice["message"]
     finish_reason = reply.choice.get("finish_reason")
-    if message.get("refusal") or finish_reason == "content_filter" or refuses(reply.text):
+    if message.get("refusal") or refuses(reply.text):
         raise BadReply("refusal")
     if finish_reason == "length":
         raise BadReply("truncated")
@@ -394,15 +394,18 @@ def main(args: Args) -> None:
     )
     if args.overwrite and not args.dry_run:
         # of a store that does not exist: a teacher that cannot answer must not cost the replies that are there
-        try_endpoint(replace(teacher, store=Path(f"{store}.new")), "--teacher", dry_run=True)
+        fresh = replace(teacher, store=Path(f"{store}.new"))
+        try_endpoint(fresh, request_for(rows[0], args), "--teacher")
         for path in output_files(args):
             path.unlink(missing_ok=True)
+        EARLY_LINES[store] = EARLY_LINES.pop(fresh.store)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(
         f"{len(rows)} prompts; for the first {args.n}, if every reply can be used at once: {json.dumps(estimate)}",
         flush=True,
     )
-    try_endpoint(teacher, "--teacher", args.dry_run)
+    if store not in EARLY_LINES:
+        try_endpoint(teacher, request_for(rows[0], args), "--teacher")
     if args.dry_run:
         return
 

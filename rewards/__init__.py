@@ -321,21 +321,25 @@ def _announce(part: Part, prompts: list[dict], accelerator) -> None:
     )
 
 
-def try_judges(args, run: Path, accelerator) -> None:
-    """Asks the judges of --rewards and --gold for one token each; exits with 2 if no reply comes.
+def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
+    """Asks the judges of --rewards and --gold what they are asked first; exits with 2 if no reply comes.
 
     Call it before a model is loaded. `run`: the folder of their replies, whose cost counts in the budget.
     """
     parts = read_parts(args)
-    if any("judge" in part.asks for part in parts) and accelerator.is_main_process:
-        from rewards.judged import judge_endpoint
-        from rlmt.endpoint import try_endpoint
+    judged_parts = [part for part in parts if "judge" in part.asks]
+    if judged_parts and accelerator.is_main_process:
+        from rewards.judged import judge_endpoint, try_judge as try_reward
 
-        try_endpoint(judge_endpoint(args, parts, run), "--judge", args.dry_run)
+        given = {"group_size": 2, "max_tokens": args.max_completion_tokens}
+        for part in judged_parts:
+            prompt = next(prompt for prompt in prompts if not part.field or has_field(prompt, part.field))
+            options = part.options | {name: given[name] for name in part.asks if name in given}
+            try_reward(judge_endpoint(args, parts, run), part.function, prompt, "--judge", **options)
     if args.gold.startswith("judge:"):
         from rewards.gold import try_judge
 
-        try_judge(args, run)
+        try_judge(args, prompts[0], run)
 
 
 # --- 3. from values to one total

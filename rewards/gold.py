@@ -34,15 +34,16 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
-def try_judge(args, run: Path) -> None:
-    """Asks a judge of --gold for one token; exits with 2 if no reply comes.
+def try_judge(args, prompt: dict, run: Path) -> None:
+    """Asks a judge of --gold its first request; exits with 2 if no reply comes.
 
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
-        from rlmt.endpoint import try_endpoint
+        from rewards import judged
 
-        try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
+        prompt = {"messages": prompt["messages"]}
+        judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
 
 
 def load_gold(args, device: str, run: Path):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from rlmt.endpoint import Endpoint, Reply, call_timeout, has_no_reply
+from rlmt.endpoint import TWO_LINES, Endpoint, Reply, call_timeout, has_no_reply, try_endpoint
 from rewards.judge_prompts import PROMPTS
 from rewards.shared import Values, has_field, in_groups, verified_values
 
@@ -138,6 +138,26 @@ def _ask_values(
     """Asks as `_ask` does, and returns what `parse` makes of each reply; None where there is none."""
     replies = _ask(judge, prompt, asked, parse, texts, **request)
     return [None if reply is None else reply.value for reply in replies]
+
+
+class FirstRequest(Exception):
+    """In place of a judge: raises itself with the first request that it gets."""
+
+    def ask(self, requests: list[dict], *_args, **_kwargs) -> None:
+        raise FirstRequest(requests[0])
+
+
+def try_judge(judge: Endpoint, function, prompt: dict, flag: str, **options) -> None:
+    """Asks the first request of a judged reward, about two answers of two lines; exits with 2 if no reply comes."""
+    first, second = TWO_LINES.split("\n")
+    rows = []
+    for text in (TWO_LINES, f"{second}\n{first}"):
+        lengths = {"n_tokens": 16, "n_thinking_tokens": 0}
+        rows.append({**prompt, "text": text, "response": text, "thinking": "", "status": "ok", **lengths})
+    try:
+        function(rows, judge=FirstRequest(), **options)
+    except FirstRequest as found:
+        try_endpoint(judge, found.args[0], flag)
 
 
 # --- 2. what a judge says

@@ -27,7 +27,7 @@ from string import Template
 
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
-from rlmt.endpoint import Endpoint, dollars, token_limits
+from rlmt.endpoint import TWO_LINES, Endpoint, dollars, token_limits
 from utils import ThinkParts, fail, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
@@ -141,6 +141,13 @@ def start(profile: dict, setting: dict) -> dict:
         "emo_state": emotion_state(emotion),
         "ended": "",
     }
+
+
+def start_with_answer(profile: dict, setting: dict) -> dict:
+    """Starts a dialogue in which the model has answered two lines; what endpoints are tried with."""
+    dialogue = start(profile, setting)
+    add_model_turn(dialogue, setting, TWO_LINES, "plain")
+    return dialogue
 
 
 def count_replies(dialogue: dict) -> int:

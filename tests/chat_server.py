@@ -8,8 +8,6 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from rlmt import endpoint
-
 FAULTS = [
     "429",
     "429 with Retry-After",
@@ -34,17 +32,16 @@ class ChatServer(ThreadingHTTPServer):
     """A chat endpoint on a free port of loopback.
 
     behave(text of the last message, number of earlier calls with it) returns the content of the answer, a Fault,
-    or a tuple (status, body, headers). `check` does so for the calls of `try_endpoint`, which `checks` has, and
-    `calls`, `answered`, `times` and `requests` have not.
+    or a tuple (status, body, headers).
     """
 
     daemon_threads, request_queue_size = True, 256
 
-    def __init__(self, behave, usage=(10, 5), check=lambda text, n: "."):
+    def __init__(self, behave, usage=(10, 5)):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave, self.usage, self.lock = behave, usage, threading.Lock()
-        self.check, self.checks = check, []
         self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
+        self.headers = []  # of each request
         self.answers_to = Counter()  # by the Authorization header of the request
         self.now = self.most = 0  # calls under way, and their maximum
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
@@ -73,23 +70,20 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = request["messages"][-1]["content"]
-        if text.startswith(endpoint.CHECK_TEXT):
-            server.checks.append((request, self.headers["Authorization"]))
-            self.answer(server, text, server.check(text, len(server.checks) - 1), counts=False)
-            return
         with server.lock:
             n, server.now = server.calls[text], server.now + 1
             server.most = max(server.most, server.now)
             server.calls[text] += 1
             server.times.append(time.monotonic())
             server.requests.append((request, self.headers["Authorization"]))
+            server.headers.append(dict(self.headers))
         try:
             self.answer(server, text, server.behave(text, n))
         finally:
             with server.lock:
                 server.now -= 1
 
-    def answer(self, server, text, content, counts=True):
+    def answer(self, server, text, content):
         if isinstance(content, tuple):
             self.send(*content)
             return
@@ -109,9 +103,8 @@ class Handler(BaseHTTPRequestHandler):
         whole = json.dumps(body).encode()
         if not isinstance(content, Fault):
             with server.lock:  # before it is sent, because the client may finish first
-                if counts:
-                    server.answered.append((text, content))
-                    server.answers_to[self.headers["Authorization"]] += 1
+                server.answered.append((text, content))
+                server.answers_to[self.headers["Authorization"]] += 1
             self.send(200, whole)
         elif content == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

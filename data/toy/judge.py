@@ -10,8 +10,7 @@ to it, and exits with the command's code.
 It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
 `judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the
 traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong. These
-are always the same ones, so that asking again does not help. A request of one token, by which a run checks that
-the judge is there, gets the reply ".".
+are always the same ones, so that asking again does not help.
 
 A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
@@ -182,10 +181,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            if request.get("max_tokens") == 1:
-                content = "."
-            else:
-                content = json.dumps(reply(request["messages"][-1]["content"], self.server.wrong))
+            content = json.dumps(reply(request["messages"][-1]["content"], self.server.wrong))
             message = {"role": "assistant", "content": content}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             body = {"object": "chat.completion", "model": request["model"], "choices": [choice]}

@@ -254,8 +254,8 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 1),
     "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
     "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
-    "refused in a field": (lambda n: body(None, refusal="no"), "refusal", 4),
-    "filtered": (lambda n: body("", "content_filter"), "refusal", 4),
+    "refused in a field": (lambda n: body(None, refusal="no"), "rejected", 3),
+    "filtered": (lambda n: body("", "content_filter"), "rejected", 3),
     "answered in another script": (lambda n: tagged(response=RUSSIAN), "wrong_language", 1),
     "other tags": (lambda n: tagged(response=f"<thinking>hm</thinking> {ENGLISH}"), "tag_inside_text", 1),
     "hardly a thought": (lambda n: tagged("An easy one."), "short_thinking", 1),
@@ -442,14 +442,16 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
     server, run = world([f"q{i}" for i in range(12)], lambda text, n: tagged())
     run(n=10, dry_run=True, max_tokens=1000, price=(0, 1000))
     said = capsys.readouterr().out.splitlines()
-    assert "--teacher T answers" in said[1] and len(server.checks) == 1
+    assert "--teacher T answers" in said[1] and len(server.requests) == 1
     estimate = json.loads("{" + said[0].partition("{")[2])
     assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (
         10,
         10_000,
         10,
     )
-    assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
+    server.calls.clear()
+    endpoint.EARLY_LINES.clear()  # as in another process
     paid = {
         "n": 10,
         "max_tokens": 1000,
@@ -472,12 +474,12 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
 
 def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, exits, tmp_path):
     server, run = world(["q"], lambda text, n: tagged())
-    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     for mode in ({}, {"dry_run": True}):
         assert "--key-env 127.0.0.1:" in exits(run, n=1, **mode)
-        assert "gives no reply" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
+        assert "no reply in 3 calls" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
     assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
-    assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 def test_replies_are_deleted_only_for_a_teacher_that_answers(world, exits, tmp_path):
@@ -485,11 +487,11 @@ def test_replies_are_deleted_only_for_a_teacher_that_answers(world, exits, tmp_p
     run(n=1)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert len(before) == 4
-    assert "gives no reply" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", overwrite=True)
-    server.check = lambda text, n: (404, {"error": {"message": "no such model"}})
-    assert "name of the model" in exits(run, n=1, overwrite=True)
+    assert "no reply in" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", overwrite=True)
+    server.behave = lambda text, n: (404, {"error": {"message": "no such model"}})
+    assert "no such model" in exits(run, n=1, overwrite=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    server.check = lambda text, n: "."
+    server.behave = lambda text, n: tagged()
     paid = {"budget": 0.013, "price": (0, 1000), "max_tokens": 12, "overwrite": True}
     for _ in range(2):  # what the deleted replies cost is not in the budget
         _, report = run(n=1, **paid)

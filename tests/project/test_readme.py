@@ -390,7 +390,7 @@ def test_the_script_of_the_page_asks_for_the_first_messages(tmp_path, monkeypatc
 
     silent = serve(lambda text, n: " " if text.startswith("Ben") else "Hello.")
     Path("data/first_talk.jsonl").unlink()
-    with pytest.raises(SystemExit, match="Ben: an empty reply"):
+    with pytest.raises(SystemExit, match="Ben: no text"):
         exec(script.replace("http://HOST:8000/v1", silent.url), {})
 
 

@@ -388,11 +388,11 @@ def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, caps
     """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
     names = []
 
-    def check(text, n):
-        names.append(server.checks[-1][0]["model"])
+    def behave(text, n):
+        names.append(server.requests[-1][0]["model"])
         return "y" if n == 0 else (404, {"error": {"message": "no such model"}})
 
-    server = serve(lambda text, n: "", check=check)
+    server = serve(behave)
     args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True, judge_url=server.url)
     args.results = tmp_path / "results"
     with pytest.raises(SystemExit) as error:

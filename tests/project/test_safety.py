@@ -307,8 +307,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
 
     server, out = serve(behave), tmp_path / "run"
     denied = serve(
-        lambda text, n: text,
-        check=lambda text, n: (
+        lambda text, n: (
             401,
             {"error": {"message": f"wrong key {KEY}, {OTHER_KEY}", "code": "invalid_api_key"}},
         ),
@@ -352,7 +351,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
     )
     assert done.returncode == 2 and "wrong key ***, ***" in told and KEY not in told and OTHER_KEY not in told
-    assert denied.checks[0][1] == f"Bearer {OTHER_KEY}"
+    assert denied.requests[0][1] == f"Bearer {OTHER_KEY}"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -64,7 +65,12 @@ def test_mark(judge):
 
 def test_a_failed_call_is_no_value(judge):
     replies = {"a": (500, b"oops"), "b": (400, b"no"), "c": '{"mark": 5}'}
-    client = judge(lambda text: replies[answer_in(text)])
+
+    def reply(text):
+        time.sleep(0.2 * (answer_in(text) == "a"))  # others are answered before its tries end
+        return replies[answer_in(text)]
+
+    client = judge(reply)
     assert judged.judge_mark([row("a"), row("b"), row("c")], client) == [None, None, 0.5]
 
 
@@ -355,20 +361,20 @@ def judges_of(script: str, url: str) -> tuple:
 
 
 @pytest.mark.parametrize("script", ["train_grpo.py", "train_ppo.py", "train_dpo.py"])
-def test_training_asks_each_judge_for_one_token_before_a_model_is_loaded(
+def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(
     script, here, server, prompts, tmp_path
 ):
     run = (script, *prompts, *judges_of(script, server.url), "--out", tmp_path / "run")
     n_judges = 1 if script == "train_dpo.py" else 2
     done = here(*run, "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert len(server.checks) == n_judges and not server.requests and not (tmp_path / "run").exists()
+    assert len(server.requests) == n_judges and not (tmp_path / "run").exists()
 
-    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     flag = "--gold g: " if script == "train_dpo.py" else "--judge m: "
     for mode in (("--dry-run",), ()):
         refused(here(*run, *mode), f"{flag}{server.url}: HTTP 401")
-    assert not (tmp_path / "run").exists() and not server.requests
+    assert not (tmp_path / "run").exists() and len(server.requests) == n_judges + 2
 
 
 def test_training_without_a_key_is_refused(here, server, prompts, tmp_path, monkeypatch):
@@ -379,7 +385,7 @@ def test_training_without_a_key_is_refused(here, server, prompts, tmp_path, monk
     typed = here(*run, *judges_of("train_grpo.py", server.url), "--key-env", "h=sk-0123456789")
     refused(typed, "--key-env, word 1: write HOST=NAME")
     assert "sk-0123456789" not in typed.stderr + typed.stdout
-    assert not (tmp_path / "run").exists() and not server.checks
+    assert not (tmp_path / "run").exists() and not server.requests
 
 
 def test_a_key_of_a_judge_goes_to_the_judge(here, server, prompts, tmp_path, monkeypatch):
@@ -388,7 +394,7 @@ def test_a_key_of_a_judge_goes_to_the_judge(here, server, prompts, tmp_path, mon
     run = ("train_grpo.py", *prompts, *judges_of("train_grpo.py", server.url), "--dry-run")
     assert here(*run).returncode == 0
     assert here(*run, "--key-env", "127.0.0.1=JUDGE_KEY").returncode == 0
-    sent = [authorization for _, authorization in server.checks]
+    sent = [authorization for _, authorization in server.requests]
     assert sent == [None, None, "Bearer other-0123456789", "Bearer other-0123456789"]
 
 
@@ -416,11 +422,11 @@ def test_rubrics_are_asked_for_only_if_the_judge_answers(server, tmp_path, capsy
     (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
     args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", server.url, dry_run=True)
     make_rubrics.main(args)
-    assert "1 prompts" in capsys.readouterr().out and len(server.checks) == 1
-    server.check = lambda text, n: (403, {"error": {"message": "no"}})
+    assert "1 prompts" in capsys.readouterr().out and len(server.requests) == 1
+    server.behave = lambda text, n: (403, {"error": {"message": "no"}})
     for dry_run in (True, False):
         args.dry_run = dry_run
         with pytest.raises(SystemExit):
             make_rubrics.main(args)
         assert "--key-env 127.0.0.1:" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"] and not server.requests
+    assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]

@@ -556,8 +556,8 @@ def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsy
     assert error.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here, serve, tmp_path):  # noqa: F811
-    server = serve(lambda text, n: "")
+def test_a_simulator_is_asked_its_first_request_before_a_model_is_loaded(users, here, serve, tmp_path):  # noqa: F811
+    server = serve(lambda text, n: "y")
     words = ("--preset", "toy", "--model", "data/toy/base", "--profiles", users, "--prompts-per-step", 4)
     words += ("--simulator", "m", "--out", tmp_path / "run")
     at_server = (*words, "--simulator-url", server.url)
@@ -565,13 +565,13 @@ def test_a_simulator_is_asked_for_one_token_before_a_model_is_loaded(users, here
     assert done.returncode == 0, done.stderr
     # 20 steps of 4 users with 8 conversations each, of 3 replies, for which the simulator gets 2 calls
     assert "simulator m: at most 3840 calls if every reply can be read" in done.stdout
-    assert len(server.checks) == 1 and not (tmp_path / "run").exists()
+    assert len(server.requests) == 1 and not (tmp_path / "run").exists()
 
     done = here("train_rlver.py", *words)
     assert done.returncode == 2 and "set OPENAI_API_KEY" in done.stderr
     assert not (tmp_path / "run").exists()
-    server.check = lambda text, n: (401, {"error": {"message": "no"}})
+    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     done = here("train_rlver.py", *at_server)
     assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
-    assert "--key-env 127.0.0.1:" in done.stderr and not server.requests
+    assert "--key-env 127.0.0.1:" in done.stderr
     assert not (tmp_path / "run").exists()
