@@ -3,9 +3,10 @@
 It shows whether the proxy, the reward that is trained on, still means what it should.
 """
 
+import functools
 import json
 import math
-import numbers
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,12 +14,9 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 from utils import or_fail
-from rewards.judged import judge_mark
-from rewards.preference import RewardModel
 
 
 def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
@@ -34,6 +32,8 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
     elif ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold:
+        from rewards.preference import RewardModel
+
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
@@ -43,57 +43,43 @@ def try_judge(args, run: Path) -> None:
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
+        from rlmt.endpoint import try_endpoint
+
         try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
 
 
-def load_gold(args, device: str, run: Path):
-    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats.
+def load_gold(args, device: str, run: Path) -> Callable | None:
+    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats; None if empty.
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
-    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. Returns None where it is empty. A
-    judge that fails gives NaN; an empty response gets 0 without a call. A reward model is returned as it is,
-    as it counts the texts that it cuts.
+    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives NaN; an empty
+    response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it cuts.
     """
-    spec = args.gold
-    if not spec:
+    if not args.gold:
         return None
-    if spec.startswith("judge:"):
-        return _judge_as_gold(args, run)
-    if ".py:" in spec:
-        return _function_as_gold(load_function(spec))
+    if args.gold.startswith("judge:"):
+        return functools.partial(_marks, _judge_endpoint(args, run))
+    if ".py:" in args.gold:
+        return functools.partial(map, load_function(args.gold))
+    from rewards.preference import RewardModel
+
     # it is given responses only
-    return RewardModel(spec, "response", "plain", device=device, dtype=args.dtype)
+    return RewardModel(args.gold, "response", "plain", device=device, dtype=args.dtype)
 
 
-def _function_as_gold(function):
-    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-        values = []
-        for messages, response in zip(prompts, responses, strict=True):
-            value = function(messages, response)
-            if isinstance(value, numbers.Real):  # scorer.gold_of refuses anything else
-                value = float(value)
-            values.append(value)
-        return values
+def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float]:
+    from rewards.judged import judge_mark
 
-    return measure
+    rows = []
+    for messages, response in zip(prompts, responses, strict=True):
+        rows.append({"messages": messages, "response": response})
+    return [math.nan if mark is None else mark for mark in judge_mark(rows, judge)]
 
 
-def _judge_as_gold(args, run: Path):
-    """Returns the function of `load_gold` that asks a judge."""
-    judge = _judge_endpoint(args, run)
-
-    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-        rows = []
-        for messages, response in zip(prompts, responses, strict=True):
-            rows.append({"messages": messages, "response": response})
-        marks = judge_mark(rows, judge)
-        return [math.nan if mark is None else float(mark) for mark in marks]
-
-    return measure
-
-
-def _judge_endpoint(args, run: Path) -> Endpoint:
+def _judge_endpoint(args, run: Path):
     """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    from rlmt.endpoint import Endpoint
+
     name, _, url = args.gold.removeprefix("judge:").partition("@")
     state = PartialState()
     return Endpoint(
@@ -142,7 +128,7 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
         truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
-    earlier_lines = read_log(path)
+    measured = [earlier for earlier in read_log(path) if earlier["gold"] is not None]
     line = {"step": step} | _means(rows)
     if truncated is not None:
         line["gold_truncated"] = truncated
@@ -153,11 +139,9 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
 
     if line["gold"] is None:
         return False
-    measured = [earlier for earlier in earlier_lines if earlier["gold"] is not None]
-    if not measured:
-        return True
-    best = max(measured, key=lambda earlier: earlier["gold"])
-    _warn_of_overfitting(line, best, rows, completions)
+    if measured:
+        best = max(measured, key=lambda earlier: earlier["gold"])
+        _warn_of_overfitting(line, best, rows, completions)
     return all(line["gold"] > earlier["gold"] for earlier in measured if earlier["step"] > 0)
 
 
