@@ -277,7 +277,9 @@ class ImplicitReward:
         grad_norm = clip_gradients(model, MAX_GRAD_NORM)
         loss = self.metrics["prime/loss"]
         if not math.isfinite(loss + grad_norm):  # before it reaches the weights
-            raise FloatingPointError(f"--rewards prime: its model's loss is {loss}, its gradient's norm {grad_norm}")
+            raise FloatingPointError(
+                f"--rewards prime: its model's loss is {loss}, its gradient's norm {grad_norm}"
+            )
         optimizer.step()
         optimizer.zero_grad()
         values = pad_sequence([rows[id(completion)] for completion in completions], batch_first=True)
