@@ -168,18 +168,13 @@ class ProcessReward:
 
         found = [[] for _ in completions]
         for places in longest_first(lengths, TOKENS_PER_BATCH[self.device.type]):
-            right = self._probability_right([encoded[place][0] for place in places])
+            rows = [torch.tensor(encoded[place][0], device=self.device) for place in places]
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            logits = self.model(pad_sequence(rows, batch_first=True), attention_mask=mask).logits.float()
+            right = logits.softmax(-1)[..., 1].cpu()
             for n, place in enumerate(places):
                 found[place] = [(end, right[n, token].item()) for end, token in encoded[place][1]]
         return found
-
-    def _probability_right(self, rows: list[list[int]]) -> torch.Tensor:
-        """Returns the probability (B, T) of the label "right" at every token."""
-        rows = [torch.tensor(ids) for ids in rows]
-        ids = pad_sequence(rows, batch_first=True).to(self.device)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
-        logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
-        return logits.softmax(-1)[..., 1].cpu()
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns rewards (B, T) and where one is given; notes each completion's sum in `rewards`."""

@@ -120,29 +120,21 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
 def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None = None) -> bool:
     """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
 
-    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the
-    proxy is higher than at the best gold while gold is clearly lower. Step 0 is logged and warned against, but
+    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Step 0 is logged, but
     cannot be the best: it is no checkpoint, so a later step need not exceed it.
 
     Args:
         truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
-    measured = [earlier for earlier in read_log(path) if earlier["gold"] is not None]
+    earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and line["gold"] is not None]
     line = {"step": step} | _means(rows)
     if truncated is not None:
         line["gold_truncated"] = truncated
     append_jsonl(path, [line])
-    completions = run / "held_out_completions.jsonl"
-    append_jsonl(completions, [row | {"step": step} for row in rows])
+    append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
-
-    if line["gold"] is None:
-        return False
-    if measured:
-        best = max(measured, key=lambda earlier: earlier["gold"])
-        _warn_of_overfitting(line, best, rows, completions)
-    return all(line["gold"] > earlier["gold"] for earlier in measured if earlier["step"] > 0)
+    return line["gold"] is not None and all(line["gold"] > gold for gold in earlier_golds)
 
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
@@ -164,27 +156,3 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     for name, mean in means.items():
         line[name] = None if pd.isna(mean) else float(mean)
     return line
-
-
-def _gold_by_prompt(rows: list[dict]) -> pd.Series:
-    """Returns the gold of the completions in good format, which alone have a proxy."""
-    gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
-    return pd.Series(gold, dtype=float)  # missing where a judge failed
-
-
-def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: Path) -> None:
-    """Prints a warning if the proxy is higher than at the best gold, and gold lower by two standard errors.
-
-    The difference is taken prompt by prompt, where both steps have a completion in good format: an easy prompt
-    is easy in both.
-    """
-    if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
-        return
-    best_rows = [row for row in read_log(completions) if row["step"] == best["step"]]
-    differences = (_gold_by_prompt(rows) - _gold_by_prompt(best_rows)).dropna()
-    if differences.mean() < -2 * differences.sem():
-        print(
-            f"WARNING: since step {best['step']}, where gold was best, the proxy has risen "
-            f"({best['proxy']:.4g} -> {line['proxy']:.4g}) and gold has fallen by {-differences.mean():.4g} "
-            f"(step {line['step']}, {len(differences)} prompts)"
-        )

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from string import Template
 
@@ -96,9 +97,11 @@ def _ask(
 
 def read_json(text: str) -> dict:
     """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without one."""
-    if not text.lstrip().startswith("{"):
-        text = text.rpartition("</think>")[2]
-    return read_object(text)
+    _, tag, answer = text.rpartition("</think>")
+    if tag in text[text.find("{") : text.rfind("}")]:  # there is no thinking, or the object quotes the tag
+        with suppress(ValueError):
+            return read_object(text)
+    return read_object(answer)
 
 
 def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:
