@@ -75,17 +75,17 @@ def _ask(
 ) -> list:
     """Returns what `parse` makes of the reply about each row; `empty` for an empty response.
 
-    None where the judge failed, the row gets a floor, or its prompt lacks the field `needs`.
+    None where the judge failed, another row gets a floor, or the prompt lacks the field `needs`.
     """
     values = [None] * len(rows)
     requests = {}  # by the place of the row
     for place, row in enumerate(rows):
-        if row.get("gets_floor") or (needs and not has_field(row, needs)):
+        if needs and not has_field(row, needs):
             continue
-        if row["response"].strip():
-            requests[place] = make_request(row)
-        else:
+        if not row["response"].strip():
             values[place] = empty
+        elif not row.get("gets_floor"):
+            requests[place] = make_request(row)
     replies = judge.ask(list(requests.values()), parse, name="judge")
     for place, reply in zip(requests, replies, strict=True):
         values[place] = reply.value

@@ -138,17 +138,12 @@ def test_strict_mode_wants_the_tags_of_the_response(completions, think_format, t
 MALFORMED = {  # completion: what the reward model reads of it with --reward-on response
     "think": {
         "<think>\nBudget 12.": "<think>\nBudget 12.",
-        "You get 1 dish.": "You get 1 dish.",
         "<think>\nBudget 12.\n</think>": "",
-        "Budget 12.\n</think>\n\nYou get 1 dish.": "You get 1 dish.",
         "<think>\nBudget 12.\n</think>\n\nHello</think>\n\nYou get 1 dish.": "Hello</think>\n\nYou get 1 dish.",
     },
     "zero_think": {
         "<think> Budget 12. </think> You get 1 dish.": "<think> Budget 12. </think> You get 1 dish.",
-        "<think> Budget 12. </think> <response> You get 1 dish.": "You get 1 dish.",
         "Hello <response> You get 1 dish. </response> Budget 12.": "You get 1 dish.",
-        "You get 1 dish. </response> Budget 12.": "You get 1 dish.",
-        "<think> Budget 12. </think> <response> Hello <response> You get 1 dish.": "Hello <response> You get 1 dish.",
     },
 }
 
