@@ -34,18 +34,21 @@ def relative_length(rows):
     return [row["n_tokens"] / row["scale"] for row in rows]
 
 
+def small(rows):
+    return [float(row["scale"] < 9) for row in rows]
+
+
 def scored() -> dict:
     """Rewards of groups as in GRPO, and of a whole step as in PPO, where every fifth completion gets a floor."""
     accelerator = policy.start_accelerator()
     own_reward = f"{__file__}:relative_length"
     found = {}
     for name, group_size in (("GRPO", 3), ("PPO", 12)):
-        args = train_grpo.Args(rewards=(f"{own_reward}:1", "repetition:gate"))
+        args = train_grpo.Args(rewards=(f"{own_reward}:1", f"{__file__}:small:gate"))
         [completions] = grpo_updates.stored_completions(12, 1)
         for i, completion in enumerate(completions):
             completion.prompt = {"scale": 1 + i}
             completion.status = "no_open" if i % 5 == 4 else "ok"
-            completion.response = "a b c d" if i % 3 else "a a a a a a"
         own = rollout.share_of(completions, accelerator)
         Scorer(args, None, Path(), accelerator).set_rewards(own, group_size, None)
         found[name] = gather_object([[completion.reward, completion.contributions] for completion in own])
