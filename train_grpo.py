@@ -10,7 +10,7 @@ A step, for P prompts with G completions each:
                    held-out prompts are measured and a checkpoint is saved
 
 For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is that of
-log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `policy.set_old_logprobs` notes its
+log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `set_old_logprobs` notes its
 log-probabilities, by the trainer's forward and not by the sampler. k3, an estimate of the KL divergence, is
 pi_ref / pi - log(pi_ref / pi) - 1.
 
@@ -454,9 +454,8 @@ def accumulate_gradients(
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 
-        batch_sums["loss"] = (
-            loss.detach() * n_trained_tokens
-        )  # the loss is a mean already: undoes the division below
+        # the loss is a mean already: undoes the division below
+        batch_sums["loss"] = loss.detach() * n_trained_tokens
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
@@ -534,9 +533,8 @@ def main(args: Args) -> None:
     if set(DENSE) & set(reward_names(args)):
         from rewards.dense import load_dense
 
-        dense_rewards = load_dense(
-            args, run.checkpoint, reference, tokenizer, accelerator
-        )  # some of them learn
+        # some of them learn
+        dense_rewards = load_dense(args, run.checkpoint, reference, tokenizer, accelerator)
     learners = {"model": learner}  # by their names in a checkpoint
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
@@ -558,10 +556,8 @@ def main(args: Args) -> None:
         sleeps=args.vllm_sleep,
         dtype=args.dtype,
     )
-    checks = [
-        sampler.check,
-        FormatGuard(args).check,
-    ]  # of weights that differ, and of completions that teach nothing
+    # of weights that differ, and of completions that teach nothing
+    checks = [sampler.check, FormatGuard(args).check]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse
@@ -588,7 +584,8 @@ def main(args: Args) -> None:
             completions = sample_groups(share_of(chosen, accelerator), sampler, scorer, args)
             train.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
+            # 2. reward: sets `reward`, `rewards`, `contributions` and `correct` of each completion. The reward model
+            # has scored most of them by now, as `sample_groups` hands each to `scorer.enqueue` when it ends
             scorer.set_rewards(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(
@@ -623,6 +620,7 @@ def main(args: Args) -> None:
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
             updates = []
+            # its order has a seed of its own: those of `replace_flat_groups` end with 1 and more
             for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 update_metrics = accumulate_gradients(
                     mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
@@ -653,7 +651,7 @@ def main(args: Args) -> None:
     finish_run(run.folder, summary, sampler)
 
 
-# --- what --preset and --as-released set; most presets are a row of the paper's tables
+# --- what --preset and --as-released set; experiments/*.sh add what a row of a table changes
 
 PAPER = {
     "reward_on": "response",  # equation 3

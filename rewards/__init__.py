@@ -325,6 +325,7 @@ def set_floors(totals: list[Total], group_size: int, margin: float) -> None:
     That holds whatever else a completion has or lacks. Without others the lowest is 0.
     """
     for group in in_groups(totals, group_size):
+        # gates first: a floor lies below them too
         floor = _floor([total for total in group if not total.failed], margin)
         for total in group:
             if total.failed:

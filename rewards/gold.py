@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
@@ -78,7 +77,7 @@ def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float
 
 def _judge_endpoint(args, run: Path):
     """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
-    from rlmt.endpoint import Endpoint
+    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
 
     name, _, url = args.gold.removeprefix("judge:").partition("@")
     state = PartialState()
@@ -139,6 +138,8 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
     """Averages completion rows. None where nothing is known."""
+    import pandas as pd  # slow to import
+
     table = pd.json_normalize(rows)
     good_format = table["status"] == "ok"
     gold = table["rewards.gold"].astype(float)  # missing where a judge failed

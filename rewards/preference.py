@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import AutoModelForSequenceClassification
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rewards import read_parts
@@ -53,7 +53,7 @@ class RewardModel:
         self.reward_on = reward_on
         self.think_format = think_format
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, _ = load_weights(AutoModelForSequenceClassification, path, compute_dtype(dtype))
+        model, _ = load_weights(transformers.AutoModelForSequenceClassification, path, compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # computes the scalar itself in float32

@@ -21,11 +21,10 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor
-from transformers import GenerationConfig
+import transformers
 
 from rlmt.data import write_file
-from rlmt.model import Learner, full_tensor, has_adapter, unwrap, whole_weights
+from rlmt.model import Learner, full_tensor, has_adapter, is_shard, unwrap, whole_weights
 
 MAIN = "model"  # name of the learner that becomes run/model; its files lie in a checkpoint's folder itself
 
@@ -90,7 +89,9 @@ def save_tokenizer(folder: Path, tokenizer) -> None:
     """
     tokenizer.save_pretrained(folder)
     if hasattr(tokenizer, "trained_as"):
-        generation = GenerationConfig(eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id)
+        generation = transformers.GenerationConfig(
+            eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id
+        )
         generation.save_pretrained(folder)
         (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))
 
@@ -159,7 +160,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in _parameters(optimizer))
+    return any(is_shard(parameter) for parameter in _parameters(optimizer))
 
 
 def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
@@ -176,7 +177,7 @@ def save_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
     for parameter in _parameters(optimizer):
         state = {}
         for key, value in optimizer.state.get(parameter, {}).items():
-            state[key] = value.to_local() if isinstance(value, DTensor) else value
+            state[key] = value.to_local() if is_shard(value) else value
         states.append(state)
     torch.save(states, _optimizer_path(folder, name, optimizer))
 
@@ -190,7 +191,9 @@ def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
             if not isinstance(value, torch.Tensor):  # AdamW in 8 bits counts its steps so
                 continue
             value = value.to(parameter.device)  # fused AdamW has its count of steps there too
-            if key != "step" and isinstance(parameter, DTensor):
+            if key != "step" and is_shard(parameter):
+                from torch.distributed.tensor import DTensor
+
                 value = DTensor.from_local(
                     value,
                     parameter.device_mesh,

@@ -31,12 +31,10 @@ from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from safetensors import SafetensorError
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
@@ -73,6 +71,8 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
     ]
     plugin = None
     if is_sharded_launch():
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # half a second, as what follows of FSDP2
+
         precision = MixedPrecisionPolicy(
             param_dtype=getattr(torch, precision_dtype), reduce_dtype=torch.float32
         )
@@ -170,9 +170,9 @@ def load_weights(
     return model, missing
 
 
-def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
+def _four_bits(dtype: str, is_classifier: bool):
     """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
-    return BitsAndBytesConfig(
+    return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -265,11 +265,13 @@ def load_policy(
     if lora_r:
         frozen_dtype = compute_dtype(dtype)
         model, _ = load_weights(
-            AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
+            transformers.AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
         )
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
-        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=True)
+        model, _ = load_weights(
+            transformers.AutoModelForCausalLM, resume_from or path, "float32", sharded=True
+        )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -500,7 +502,7 @@ def reference_dtype(dtype: str = "auto") -> str:
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
     """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
-    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
+    model, _ = load_weights(transformers.AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
     return prepare_frozen(accelerator, Policy(model, temperature))
 
 
@@ -726,7 +728,7 @@ def set_entropy_statistics(
 def _inputs_of(
     completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
-    """Yields micro-batches and Policy's inputs for them; reports progress."""
+    """Yields micro-batches and Policy's inputs for them."""
     for members in micro_batches(completions, max_tokens, accelerator):
         prompt_ids = [completion.prompt_ids for completion in members]
         completion_ids = [completion.ids for completion in members]
@@ -792,9 +794,14 @@ def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) ->
 # --- 5. whole weights: for the sampler, for checkpoints
 
 
+def is_shard(value) -> bool:
+    """Tells whether something is a DTensor, as FSDP2 makes them."""
+    return hasattr(value, "full_tensor")
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
-    if isinstance(tensor, DTensor):
+    if is_shard(tensor):
         return tensor.full_tensor()
     return tensor
 
@@ -807,7 +814,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """
     inner = unwrap(model)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if hasattr(module, "reshard"):  # an FSDPModule
             module.reshard()  # a forward without a backward leaves the last layers gathered
     if not has_adapter(inner):
         for name, weight in inner.named_parameters():

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, GenerationConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from rlmt.vllm import Engine, Engines, gpu_groups
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
@@ -260,7 +259,7 @@ class Sampler:
         vllm_memory: share of the GPU that vLLM reserves.
         in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
             transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
-        gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
+        gpus: those of each engine with a process of its own, see rlmt.vllm.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
@@ -288,13 +287,16 @@ class Sampler:
         self.breaches_in_a_row = 0  # see `check`
         self.vllm = None
         self.policy = None  # what transformers samples from, if self.vllm is None
+        self.in_process = in_process
+        if use_vllm:
+            from rlmt.vllm import Engine, Engines, gpu_groups
         if use_vllm and in_process:
             self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
             gpus = gpus or gpu_groups()
             self.vllm = Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
-            self.policy, _ = load_weights(AutoModelForCausalLM, model, dtype=self.dtype)
+            self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(DEVICE).eval()
 
     def sample(
@@ -367,7 +369,7 @@ class Sampler:
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
 
-        config = GenerationConfig(
+        config = transformers.GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
             eos_token_id=self.ends,
@@ -436,7 +438,7 @@ class Sampler:
 
     def sleep(self) -> None:
         """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if isinstance(self.vllm, Engine):
+        if self.vllm and self.in_process:
             self.vllm.sleep()
 
     def close(self) -> None:
@@ -457,7 +459,7 @@ def policy_sampler(
     max_length: int,
     sleeps: bool = False,
 ) -> Sampler:
-    """Returns the sampler of PPO or RLVER, which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of PPO or RLVER, whose top_p is 1 and which `sync` gives the policy; see Sampling and Sampler."""
     stop = THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,

@@ -263,6 +263,7 @@ def no_sandbox(tmp_path, monkeypatch):
     os.chown(tmp_path / "sandboxes", 1000, 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox.strongest.cache_clear()
+    sandbox._has_sized_tmpfs.cache_clear()
     yield
     sandbox.strongest.cache_clear()
 

@@ -909,12 +909,14 @@ def test_a_run_is_stopped_when_its_step_is_measured(tmp_path, monkeypatch):
 
 def test_the_demo_runs_and_evaluates_every_row_of_its_table():
     outs = [
-        Path(words[words.index("--out") + 1]).name for words in commands_of("demo.sh") if "--out" in words
+        Path(words[words.index("--out") + 1]).name
+        for words in commands_of("demo.sh", LANES="1")
+        if "--out" in words
     ]
     trained = list(demo_tables.ROWS.values())
     assert sorted(outs) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
-    assert commands_of("demo.sh")[0] == ["python", "-m", "data.toy.world"]
-    assert commands_of("demo.sh")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
+    assert commands_of("demo.sh", LANES="1")[0] == ["python", "-m", "data.toy.world"]
+    assert commands_of("demo.sh", LANES="1")[-1][:3] == ["python", "-m", "experiments.demo_tables"]
 
 
 # --- small.sh

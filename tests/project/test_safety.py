@@ -277,7 +277,7 @@ SMALL = {
 
 
 def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
-    """A run folder of somebody else's and --resume: whoever can write the file can write its CRC-32 as well."""
+    """A run folder of somebody else's and --resume."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     (tmp_path / "optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from data.toy import sums as toy_sums
 from rewards import shaping
 from rlmt import run as rlmt_run
 from script_runs import run_here, weights_of, write_prompts
@@ -218,9 +219,8 @@ def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
     _, steps = run("train_grpo.py", *flags, "--dynamic-sampling", "1")
     assert all(advantage == 0.0 for one in steps[1] for advantage in one.advantages)  # all groups stay flat
 
-    sums = Path("data/toy/sums_prompts.jsonl")
-    if not sums.exists():
-        pytest.skip("python -m data.toy.sums has not been run")
+    toy_sums.save(toy_sums.write_files(toy_sums.Args(out=tmp_path)), tmp_path, 0)
+    sums = tmp_path / "sums_prompts.jsonl"
     flags[-1] = "math:1"
     _, steps = run("train_grpo.py", *flags, "--prompts", sums, "--pass-at-k", "2", "--overwrite")
     expected = shaping.pass_at_k([one.correct for one in steps[1]], 4, 2)
