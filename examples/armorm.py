@@ -19,20 +19,20 @@ Every process holds the model, 15 GiB in bfloat16, in addition to what --dry-run
 """
 
 import functools
-import json
 from pathlib import Path
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import closing_ids, load_tokenizer, without_control
+from rlmt.chat import load_tokenizer
 from rlmt.model import load_weights
 import huggingface_hub
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel
 
-from utils import DTYPE, fail, response_to_score
-from rewards.preference import TOKENS_PER_BATCH, longest_first
+from utils import DTYPE, fail
+from rewards.preference import TOKENS_PER_BATCH, RewardModel
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
 # Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these tokens.
@@ -45,112 +45,70 @@ def armorm(rows, model=ARMORM, think_format="think", max_length=4096):
     Args:
         model: folder or hub name.
         think_format: that of the run.
-        max_length: tokens that the model reads (model card: 4096). The end of a longer response is cut off;
-            there is no reward if nothing of it is left.
+        max_length: tokens that the model reads (model card: 4096). The end of a longer response is cut off.
     """
-    loaded = load(model)
-    completions = [response_to_score(row["text"], think_format) for row in rows]
-    return loaded.score([row["messages"] for row in rows], completions, max_length)
+    loaded = load(model, think_format, max_length)
+    return loaded.score([row["messages"] for row in rows], [row["text"] for row in rows])
 
 
 @functools.cache  # once a run
-def load(path: str) -> "ArmoRM":
-    return ArmoRM(path)
+def load(path: str, think_format: str, max_length: int) -> "ArmoRM":
+    return ArmoRM(path, think_format, max_length)
 
 
-class ArmoRM:
-    """The trunk and the two heads, on this process's device."""
+class ArmoRM(RewardModel):
+    """The trunk and the two heads, on this process's device; conversations are read and batched as any reward model's."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, think_format: str, max_length: int):
         device = PartialState().device
+        self.reward_on = "response"
+        self.think_format = think_format
+        self.max_length = max_length
+        self.tokens_per_batch = TOKENS_PER_BATCH[device.type]
+        self.n_scored = self.n_truncated = 0
         self.tokenizer = load_tokenizer(path)
-        heads = read_heads(path, device)
-        self.regression = heads["regression_layer.weight"]
-        self.transform = heads["reward_transform_matrix"]
-        self.logit_scale = heads["gating.logit_scale"]
-        self.gating = []  # weight and bias of each layer
-        while f"gating.layers.{len(self.gating)}.weight" in heads:
-            name = f"gating.layers.{len(self.gating)}"
-            self.gating.append((heads[f"{name}.weight"], heads[f"{name}.bias"]))
-
+        self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
+        self.heads = read_heads(path, device)
         trunk, _ = load_weights(AutoModel, path, dtype=DTYPE)
         self.trunk = trunk.to(device).eval()
         self.temperature = getattr(trunk.config, "gating_temperature", 10)  # the default of its code
-        self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
 
-    def score(self, prompts: list[list[dict]], completions: list[str], max_length: int) -> list[float | None]:
-        """Returns the scores (B,) of completions to prompts (lists of messages).
-
-        A score is None where nothing of the completion fits into `max_length` tokens.
-        """
-        rows = {}  # by place: token ids, and where the prompt ends
-        for place, (messages, completion) in enumerate(zip(prompts, completions, strict=True)):
-            row = self.encode(messages, completion, max_length)
-            if row:
-                rows[place] = row
-
-        scores: list[float | None] = [None] * len(prompts)
-        places = list(rows)
-        lengths = [len(ids) for ids, _ in rows.values()]
-        for batch in longest_first(lengths, TOKENS_PER_BATCH[self.trunk.device.type]):
-            batch_places = [places[i] for i in batch]
-            rewards, gates = self.forward([rows[place] for place in batch_places])
-            batch_scores = (gates * (rewards @ self.transform)).sum(1)
-            for place, score in zip(batch_places, batch_scores.tolist(), strict=True):
-                scores[place] = score
-        return scores
-
-    def encode(self, messages: list[dict], completion: str, max_length: int) -> tuple[list[int], int] | None:
-        """Returns the token ids of a conversation, and the place of the token that ends the prompt.
-
-        A conversation that is too long loses the end of its completion; None if that leaves nothing of it.
-        """
-        turns = [*messages, {"role": "assistant", "content": completion}]
-        turns = without_control(self.tokenizer, turns)
-        ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        end_of_prompt = last_place(self.header, ids)
-        if len(ids) <= max_length:
-            return ids, end_of_prompt
-
-        closing = closing_ids(self.tokenizer)
-        n_kept = max_length - len(closing)
-        if n_kept <= end_of_prompt + len(self.header):
-            return None
-        return ids[:n_kept] + closing, end_of_prompt
+    def _forward(self, rows: list[list[int]]) -> list[float]:
+        rewards, gates = self.objectives(rows)
+        return (gates * (rewards @ self.heads["reward_transform_matrix"])).sum(1).tolist()
 
     @torch.inference_mode()
-    def forward(self, rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the rewards and their gates, both (B, objectives), of rows (token ids, end of prompt)."""
+    def objectives(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the rewards and their gates, both (B, objectives), of conversations given as token ids."""
         device = self.trunk.device
-        width = max(len(ids) for ids, _ in rows)
-        padded = torch.zeros(len(rows), width, dtype=torch.long, device=device)
-        mask = torch.zeros_like(padded)
-        for i, (ids, _) in enumerate(rows):
-            padded[i, : len(ids)] = torch.tensor(ids)
-            mask[i, : len(ids)] = 1
-        hidden = self.trunk(padded, attention_mask=mask).last_hidden_state
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
+        mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).to(device)
+        hidden = self.trunk(ids, attention_mask=mask).last_hidden_state
+        each_row = torch.arange(len(rows))
+        last_token = hidden[each_row, [len(row) - 1 for row in rows]].float()
+        end_of_prompt = hidden[each_row, [self.end_of_prompt(row) for row in rows]].float()
+        return last_token @ self.heads["regression_layer.weight"].T, self.gate(end_of_prompt)
 
-        each_row = torch.arange(len(rows), device=device)
-        last_token = mask.sum(1) - 1
-        end_of_prompt = torch.tensor([end for _, end in rows], device=device)
-        rewards = hidden[each_row, last_token].float() @ self.regression.T
-        return rewards, self.gate(hidden[each_row, end_of_prompt].float())
+    def end_of_prompt(self, ids: list[int]) -> int:
+        """Returns where the header of the response begins; ValueError if it is nowhere."""
+        for place in range(len(ids) - len(self.header), -1, -1):
+            if ids[place : place + len(self.header)] == self.header:
+                return place
+        raise ValueError(
+            f"no {HEADER!r}: the chat template has another, or the prompt has more than max_length"
+        )
 
     def gate(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the weights of the objectives (B, objectives) from the hidden states of prompts (B, width)."""
-        for n, (weight, bias) in enumerate(self.gating):
-            hidden = hidden @ weight.T + bias
-            if n < len(self.gating) - 1:
+        n = 0
+        while f"gating.layers.{n}.weight" in self.heads:
+            if n > 0:
                 hidden = hidden.relu()
-        return self.logit_scale * torch.softmax(hidden / self.temperature, dim=1)
-
-
-def last_place(part: list[int], ids: list[int]) -> int:
-    """Returns where `part` last begins in `ids`; ValueError if it is nowhere."""
-    for place in range(len(ids) - len(part), -1, -1):
-        if ids[place : place + len(part)] == part:
-            return place
-    raise ValueError(f"the chat template of this ArmoRM does not write {HEADER!r}")
+            hidden = (
+                hidden @ self.heads[f"gating.layers.{n}.weight"].T + self.heads[f"gating.layers.{n}.bias"]
+            )
+            n += 1
+        return self.heads["gating.logit_scale"] * torch.softmax(hidden / self.temperature, dim=1)
 
 
 def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
@@ -159,7 +117,7 @@ def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
     if not folder.is_dir():
         folder = Path(huggingface_hub.snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
     heads = {}
-    for part in sorted(folder.glob("*.safetensors")):
+    for part in folder.glob("*.safetensors"):
         with safe_open(part, "pt") as file:
             for name in file.keys():
                 if not name.startswith("model."):
@@ -169,33 +127,17 @@ def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
     return heads
 
 
-# --- the example of the model card
-
-OBJECTIVES = [  # the first five of 19, in the order of the weights
-    "helpsteer-helpfulness",
-    "helpsteer-correctness",
-    "helpsteer-coherence",
-    "helpsteer-complexity",
-    "helpsteer-verbosity",
-]
-CARD = {
-    "prompt": 'What are some synonyms for the word "beautiful"?',
-    "response": "Nicely, Beautifully, Handsome, Stunning, Wonderful, Gorgeous, Pretty, Stunning, Elegant",
-    "marks": [2.78125, 2.859375, 3.484375, 1.3847656, 1.296875],  # on HelpSteer's scale
-}
-
-
 def main() -> None:
-    loaded = load(ARMORM)
-    messages = [{"role": "user", "content": CARD["prompt"]}]
-    rewards, gates = loaded.forward([loaded.encode(messages, CARD["response"], 4096)])
-    marks = (rewards[0, :5] * 5 - 0.5).tolist()
-    for objective, mark, published in zip(OBJECTIVES, marks, CARD["marks"], strict=True):
-        print(f"{objective}: {mark:.3f}, model card {published:.3f}")
-    coefficients = gates @ loaded.transform.T
-    largest = coefficients.abs().max().item()
+    """Prints the marks of the model card's example, on HelpSteer's scale, next to the card's."""
+    loaded = load(ARMORM, "plain", 4096)
+    messages = [{"role": "user", "content": 'What are some synonyms for the word "beautiful"?'}]
+    answer = "Nicely, Beautifully, Handsome, Stunning, Wonderful, Gorgeous, Pretty, Stunning, Elegant"
+    rewards, gates = loaded.objectives([loaded.encode(messages, answer)])
+    print("helpfulness, correctness, coherence, complexity, verbosity:", (rewards[0, :5] * 5 - 0.5).tolist())
+    print("model card:", [2.78125, 2.859375, 3.484375, 1.3847656, 1.296875])
+    largest = (gates @ loaded.heads["reward_transform_matrix"].T).abs().max()
     print(f"largest coefficient: {largest:.5f}, model card 0.19922")
-    print(json.dumps({"score": loaded.score([messages], [CARD["response"]], 4096)[0]}))
+    print("score:", loaded.score([messages], [answer])[0])
 
 
 if __name__ == "__main__":

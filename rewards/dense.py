@@ -28,7 +28,9 @@ from rlmt.model import (
     load_policy,
     load_weights,
     micro_batches,
+    pad,
     prepare_trained,
+    sum_and_divide,
 )
 from rlmt.run import load_function
 from utils import compute_dtype, fail
@@ -80,8 +82,8 @@ def add_advantages(source, completions: list, group_size: int, scale: bool) -> N
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
     advantages = token_advantages(values, events & has_reward, group_size, scale and source.scaled)
     for completion, row in zip(completions, advantages.tolist(), strict=True):
-        for t in range(len(completion.ids)):
-            completion.advantages[t] += source.weight * row[t]
+        pairs = zip(completion.advantages, row)  # without the padding of the row
+        completion.advantages = [advantage + source.weight * more for advantage, more in pairs]
 
 
 # --- steps
@@ -118,12 +120,7 @@ class ProcessReward:
     metrics = {}
 
     def __init__(
-        self,
-        options: dict,
-        weight: float,
-        policy_tokenizer,
-        device: torch.device,
-        dtype: str = "auto",
+        self, options: dict, weight: float, policy_tokenizer, device: torch.device, dtype: str = "auto"
     ):
         self.weight = weight
         self.policy_tokenizer = policy_tokenizer
@@ -133,7 +130,6 @@ class ProcessReward:
         if ".py:" in source:
             self.function = load_function(source)
             return
-        self.tokens_per_batch = TOKENS_PER_BATCH[device.type]
         self.tokenizer = load_tokenizer(source)
         self.separator_ids = self._ids(options["separator"])
         model, _ = load_weights(AutoModelForTokenClassification, source, compute_dtype(dtype))
@@ -150,10 +146,9 @@ class ProcessReward:
         and its separator. All are tokenised apart, as a tokenizer may join a full stop and a line break. The
         last token of a separator is where PRMTrainer puts the step's label, so a step is judged there.
         """
-        prompt = "\n\n".join(message["content"] for message in completion.messages)
-        ids = self._ids(prompt)
+        ids = self._ids("\n\n".join(message["content"] for message in completion.messages))
         if self.tokenizer.bos_token_id is not None:
-            ids = [self.tokenizer.bos_token_id, *ids]
+            ids.insert(0, self.tokenizer.bos_token_id)
         ends = []
         for step, end in steps(completion):
             ids += self._ids(step) + self.separator_ids
@@ -169,39 +164,27 @@ class ProcessReward:
         lengths = [len(ids) for ids, _ in encoded]
         limit = context_length(self.model.config)
         if max(lengths) > limit:
-            raise RuntimeError(
-                f"a completion has {max(lengths)} tokens for the process model, which reads {limit}; "
-                "lower --max-completion-tokens"
-            )
+            raise RuntimeError(f"the process model reads {limit} tokens; lower --max-completion-tokens")
 
         found = [[] for _ in completions]
-        for places in longest_first(lengths, self.tokens_per_batch):
-            right = self._probability_right([encoded[place][0] for place in places])
+        for places in longest_first(lengths, TOKENS_PER_BATCH[self.device.type]):
+            rows = [torch.tensor(encoded[place][0], device=self.device) for place in places]
+            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            logits = self.model(pad_sequence(rows, batch_first=True), attention_mask=mask).logits.float()
+            right = logits.softmax(-1)[..., 1].cpu()
             for n, place in enumerate(places):
-                for end, token in encoded[place][1]:
-                    found[place].append((end, right[n, token].item()))
+                found[place] = [(end, right[n, token].item()) for end, token in encoded[place][1]]
         return found
-
-    def _probability_right(self, rows: list[list[int]]) -> torch.Tensor:
-        """Returns the probability (B, T) of the label "right" at every token."""
-        rows = [torch.tensor(ids) for ids in rows]
-        ids = pad_sequence(rows, batch_first=True).to(self.device)
-        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
-        logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
-        return logits.softmax(-1)[..., 1].cpu()
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns rewards (B, T) and where one is given; notes each completion's sum in `rewards`."""
-        values, events = _no_rewards(completions)
-        probabilities = self.probabilities(completions)
-        for n, completion in enumerate(completions):
+        values = pad([[0.0] * len(completion.ids) for completion in completions])
+        events = values.bool()
+        for n, (completion, found) in enumerate(
+            zip(completions, self.probabilities(completions), strict=True)
+        ):
             before = 0.0
-            for end, probability in probabilities[n]:
-                if not 0 <= probability <= 1:
-                    raise RuntimeError(
-                        f"the process model gave {probability} for a step of {completion.text!r}; "
-                        "it must be from 0 to 1"
-                    )
+            for end, probability in found:
                 token = self._token_at(completion.ids, end)
                 values[n, token] += probability - before
                 events[n, token] = True
@@ -217,13 +200,6 @@ class ProcessReward:
 
         # index i of this range stands for i + 1 tokens, the last of which is at place i
         return bisect_left(range(1, len(ids)), end, key=n_characters)
-
-
-def _no_rewards(completions: list) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns rewards (B, T) of 0 and an events mask (B, T) that is false, to be filled in."""
-    width = max(len(completion.ids) for completion in completions)
-    values = torch.zeros(len(completions), width)
-    return values, torch.zeros_like(values, dtype=torch.bool)
 
 
 # --- tokens
@@ -267,9 +243,8 @@ class ImplicitReward:
         n_known = sum(completion.correct is not None for completion in completions)
         n_known = accelerator.reduce(torch.tensor(n_known, device=accelerator.device), "sum").clamp(min=1)
 
-        values, events = _no_rewards(completions)
-        place_of = {id(completion): place for place, completion in enumerate(completions)}
-        sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
+        rows = {}  # by the identity of the completion
+        sums = {"prime/loss": 0.0, "prime/accuracy": 0.0}
         batches = micro_batches(completions, self.args.micro_batch_tokens, accelerator)
         for i, members in enumerate(batches):
             batch = collate(members, self.pad_token_id, accelerator.device)
@@ -288,24 +263,22 @@ class ImplicitReward:
                 # DDP and FSDP2 average gradients over processes; we want their sum
                 accelerator.backward(loss * accelerator.num_processes / n_known)
 
-            predicted_well = (log_odds > 0) == labels.bool()
-            sums += torch.stack([loss.detach(), predicted_well[known].sum()])
+            sums["prime/loss"] += loss.detach()
+            sums["prime/accuracy"] += ((log_odds > 0) == labels.bool())[known].sum()
             for completion, row in zip(members, value.detach().cpu(), strict=True):
-                place = place_of[id(completion)]
-                n_tokens = len(completion.ids)
-                values[place, :n_tokens] = row[:n_tokens]
-                events[place, :n_tokens] = True
+                rows[id(completion)] = row[: len(completion.ids)]
                 completion.rewards[self.name] = row.sum().item()
-        loss, accuracy = (accelerator.reduce(sums, "sum") / n_known).tolist()
+        self.metrics = sum_and_divide(sums, n_known, accelerator)
         grad_norm = clip_gradients(model, MAX_GRAD_NORM)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):  # before it reaches the weights
+        loss = self.metrics["prime/loss"]
+        if not math.isfinite(loss + grad_norm):  # before it reaches the weights
             raise FloatingPointError(
-                f"--rewards prime: the loss of its model is {loss}, the norm of its gradient {grad_norm}"
+                f"--rewards prime: its model's loss is {loss}, its gradient's norm {grad_norm}"
             )
         optimizer.step()
         optimizer.zero_grad()
-        self.metrics = {"prime/loss": loss, "prime/accuracy": accuracy}
-        return values, events
+        values = pad_sequence([rows[id(completion)] for completion in completions], batch_first=True)
+        return values, pad([[1.0] * len(completion.ids) for completion in completions]).bool()
 
 
 # --- what the command line asks for
@@ -313,22 +286,17 @@ class ImplicitReward:
 
 def check_process_model(source: str) -> None:
     """Exits with 2 unless `process` can judge steps by a model or function; loads no weights."""
-    if not source:
-        fail(
-            "--rewards process needs --reward-args process.model=MODEL: "
-            "a token classifier, or file.py:function"
-        )
     if ".py:" in source:
         load_function(source)
         return
-    load_tokenizer(source)
-    config = load_config(source)
-    architecture = "".join(config.architectures or [])
-    if not architecture.endswith("ForTokenClassification") or config.num_labels != 2:
+    if not source:
         fail(
-            f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
-            "it must be a token classifier with two, wrong and right, or file.py:function"
+            "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
         )
+    load_tokenizer(source)
+    n_labels = load_config(source).num_labels
+    if n_labels != 2:
+        fail(f"--reward-args process.model={source} has {n_labels} labels; it needs two, wrong and right")
 
 
 def load_dense(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:

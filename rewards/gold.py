@@ -3,9 +3,10 @@
 It shows whether the proxy, the reward that is trained on, still means what it should.
 """
 
+import functools
 import json
 import math
-import numbers
+from collections.abc import Callable
 from pathlib import Path
 
 from accelerate import Accelerator, PartialState
@@ -15,7 +16,6 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 from utils import or_fail
-from rewards.preference import RewardModel
 
 
 def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
@@ -31,6 +31,8 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
     elif ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold:
+        from rewards.preference import RewardModel
+
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
@@ -46,52 +48,32 @@ def try_judge(args, prompt: dict, run: Path) -> None:
         judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
 
 
-def load_gold(args, device: str, run: Path):
-    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats.
+def load_gold(args, device: str, run: Path) -> Callable | None:
+    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats; None if empty.
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
-    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. Returns None where it is empty. A
-    judge that fails gives NaN; an empty response gets 0 without a call. A reward model is returned as it is,
-    as it counts the texts that it cuts.
+    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives NaN; an empty
+    response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it cuts.
     """
-    spec = args.gold
-    if not spec:
+    if not args.gold:
         return None
-    if spec.startswith("judge:"):
-        return _judge_as_gold(args, run)
-    if ".py:" in spec:
-        return _function_as_gold(load_function(spec))
+    if args.gold.startswith("judge:"):
+        return functools.partial(_marks, _judge_endpoint(args, run))
+    if ".py:" in args.gold:
+        return functools.partial(map, load_function(args.gold))
+    from rewards.preference import RewardModel
+
     # it is given responses only
-    return RewardModel(spec, "response", "plain", device=device, dtype=args.dtype)
+    return RewardModel(args.gold, "response", "plain", device=device, dtype=args.dtype)
 
 
-def _function_as_gold(function):
-    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-        values = []
-        for messages, response in zip(prompts, responses, strict=True):
-            value = function(messages, response)
-            if isinstance(value, numbers.Real):  # scorer.gold_of refuses anything else
-                value = float(value)
-            values.append(value)
-        return values
-
-    return measure
-
-
-def _judge_as_gold(args, run: Path):
-    """Returns the function of `load_gold` that asks a judge."""
+def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float]:
     from rewards.judged import judge_mark
 
-    judge = _judge_endpoint(args, run)
-
-    def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
-        rows = []
-        for messages, response in zip(prompts, responses, strict=True):
-            rows.append({"messages": messages, "response": response})
-        marks = judge_mark(rows, judge)
-        return [math.nan if mark is None else float(mark) for mark in marks]
-
-    return measure
+    rows = []
+    for messages, response in zip(prompts, responses, strict=True):
+        rows.append({"messages": messages, "response": response})
+    return [math.nan if mark is None else mark for mark in judge_mark(rows, judge)]
 
 
 def _judge_endpoint(args, run: Path):
@@ -138,36 +120,26 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
 def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None = None) -> bool:
     """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
 
-    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Warns when the
-    proxy is higher than at the best gold while gold is clearly lower. Step 0 is logged and warned against, but
+    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Step 0 is logged, but
     cannot be the best: it is no checkpoint, so a later step need not exceed it.
 
     Args:
         truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
-    earlier_lines = read_log(path)
+    earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and line["gold"] is not None]
     line = {"step": step} | _means(rows)
     if truncated is not None:
         line["gold_truncated"] = truncated
     append_jsonl(path, [line])
-    completions = run / "held_out_completions.jsonl"
-    append_jsonl(completions, [row | {"step": step} for row in rows])
+    append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
-
-    if line["gold"] is None:
-        return False
-    measured = [earlier for earlier in earlier_lines if earlier["gold"] is not None]
-    if not measured:
-        return True
-    best = max(measured, key=lambda earlier: earlier["gold"])
-    _warn_of_overfitting(line, best, rows, completions)
-    return all(line["gold"] > earlier["gold"] for earlier in measured if earlier["step"] > 0)
+    return line["gold"] is not None and all(line["gold"] > gold for gold in earlier_golds)
 
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
     """Averages completion rows. None where nothing is known."""
-    import pandas as pd
+    import pandas as pd  # slow to import
 
     table = pd.json_normalize(rows)
     good_format = table["status"] == "ok"
@@ -186,29 +158,3 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     for name, mean in means.items():
         line[name] = None if pd.isna(mean) else float(mean)
     return line
-
-
-def _gold_by_prompt(rows: list[dict]):
-    """Returns the gold of the completions in good format, which alone have a proxy, as a series by prompt."""
-    import pandas as pd
-
-    gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
-    return pd.Series(gold, dtype=float)  # missing where a judge failed
-
-
-def _warn_of_overfitting(line: dict, best: dict, rows: list[dict], completions: Path) -> None:
-    """Prints a warning if the proxy is higher than at the best gold, and gold lower by two standard errors.
-
-    The difference is taken prompt by prompt, where both steps have a completion in good format: an easy prompt
-    is easy in both.
-    """
-    if line["proxy"] is None or best["proxy"] is None or line["proxy"] <= best["proxy"]:
-        return
-    best_rows = [row for row in read_log(completions) if row["step"] == best["step"]]
-    differences = (_gold_by_prompt(rows) - _gold_by_prompt(best_rows)).dropna()
-    if differences.mean() < -2 * differences.sem():
-        print(
-            f"WARNING: since step {best['step']}, where gold was best, the proxy has risen "
-            f"({best['proxy']:.4g} -> {line['proxy']:.4g}) and gold has fallen by {-differences.mean():.4g} "
-            f"(step {line['step']}, {len(differences)} prompts)"
-        )

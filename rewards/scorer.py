@@ -7,20 +7,16 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from rewards import DENSE, VERIFIERS, Scored, call, combine, read_parts, verdict
-from rewards.shared import Values, has_field
+from rewards import DENSE, VERIFIERS, Part, add_up, call, read_parts, set_floors, verdict
+from rewards.shared import Values
 from rlmt.model import set_entropy_statistics
 from rlmt.sampler import share_of
 from utils import THINK_FORMATS
-
-
-def gets_floor(status: str, args) -> bool:
-    """Tells whether a completion of this status gets a floor in place of its reward."""
-    return status != "ok" and args.on_bad_format == "floor"
 
 
 class Scorer:
@@ -37,16 +33,16 @@ class Scorer:
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
         device = str(accelerator.device)
         self.reward_model = None
+        self.gold = None
+        self.judge = None
         if "preference" in names:
             from rewards.preference import load_reward_model
 
             self.reward_model = load_reward_model(args, device)
-        self.gold = None
         if args.gold:
             from rewards.gold import load_gold
 
             self.gold = load_gold(args, device, run)
-        self.judge = None
         if any("judge" in part.asks for part in self.parts) and accelerator.is_main_process:
             from rewards.judged import judge_endpoint
 
@@ -117,38 +113,29 @@ class Scorer:
             )
         rows = []
         for completion in completions:
-            row = {
-                **completion.prompt,
-                **completion.row(),
-                "gets_floor": gets_floor(completion.status, self.args),
-            }
-            rows.append(row)
-        values = {part.name: self._values(part, rows, group_size) for part in self.parts}
-        scored = []
-        for i, row in enumerate(rows):
-            of_row = {name: column[i] for name, column in values.items()}
-            applies = {part.name: not part.field or has_field(row, part.field) for part in self.parts}
-            scored.append(Scored(of_row, applies, row["gets_floor"]))
+            floor = {"gets_floor": gets_floor(completion.status, self.args)}
+            rows.append(completion.prompt | completion.row() | floor)
+        columns = {part.name: self._values(part, rows, group_size) for part in self.parts}
+        has_verifier = any(part.name in VERIFIERS for part in self.parts)
+        totals = []
+        for i, completion in enumerate(completions):
+            values = {name: column[i] for name, column in columns.items()}
+            totals.append(add_up(rows[i], values, self.parts))
+            completion.rewards |= values
+            if has_verifier:
+                completion.correct = verdict(rows[i], values, self.parts)
 
         # a floor depends on the whole group, and PPO's group is spread over all processes
-        totals, contributions = combine(
-            gather_object(scored), self.parts, group_size, self.args.format_margin
-        )
-        # in float32, as the trainer computes with them; NaN where there is none
-        rounded = torch.tensor([math.nan if total is None else total for total in totals]).tolist()
-        own_totals = share_of(rounded, self.accelerator)
-        own_contributions = share_of(contributions, self.accelerator)
-        golds = gold_of(self.gold, completions)
-        has_verifier = any(part.name in VERIFIERS for part in self.parts)
-        for i, completion in enumerate(completions):
-            completion.rewards |= golds[i] | scored[i].values
-            completion.reward = own_totals[i]
-            if has_verifier:
-                completion.correct = verdict(rows[i], scored[i].values, self.parts)
+        totals = gather_object(totals)
+        set_floors(totals, group_size, self.args.format_margin)
+        for completion, total in zip(completions, share_of(totals, self.accelerator), strict=True):
+            value = math.nan if total.value is None else total.value
+            completion.reward = np.float32(value).item()  # as the trainer computes with it
             if not self.is_preference_alone:
-                completion.contributions = own_contributions[i]
+                completion.contributions = total.contributions
+        self._set_gold(completions)
 
-    def _values(self, part, rows: list[dict], group_size: int) -> Values:
+    def _values(self, part: Part, rows: list[dict], group_size: int) -> Values:
         """Returns the values of a part for this process's rows; the main process asks a judge about those of all."""
         given = {"group_size": group_size, "max_tokens": self.args.max_completion_tokens, "judge": self.judge}
         if part.name == "preference":
@@ -161,6 +148,10 @@ class Scorer:
             values = call(part, every, given)
         return share_of(broadcast_object_list([values])[0], self.accelerator)
 
+    def _set_gold(self, completions: list) -> None:
+        for completion, value in zip(completions, gold_of(self.gold, completions), strict=True):
+            completion.rewards |= value
+
     def measure(self, completions: list) -> float | None:
         """Sets preference and gold of completions that nothing is trained on; all processes call it.
 
@@ -170,8 +161,7 @@ class Scorer:
             completion.rewards["preference"] = None
         if self.reward_model is not None:
             self._set_preferences(completions)
-        for completion, gold in zip(completions, gold_of(self.gold, completions), strict=True):
-            completion.rewards |= gold
+        self._set_gold(completions)
         return self.pop_truncated().get("gold/truncated")  # the next count is of training steps only
 
     def pop_truncated(self) -> dict[str, float]:
@@ -186,6 +176,11 @@ class Scorer:
             model.n_truncated = 0
             model.n_scored = 0
         return shares
+
+
+def gets_floor(status: str, args) -> bool:
+    """Tells whether a completion of this status gets a floor in place of its reward."""
+    return status != "ok" and args.on_bad_format == "floor"
 
 
 def text_to_score(completion, args) -> str | None:
@@ -211,10 +206,8 @@ def preferences_of(reward_model, completions: list, texts: list[str | None]) -> 
     values = [None] * len(completions)
     for place, score in zip(places, scores, strict=True):
         if not math.isfinite(score):
-            raise RuntimeError(
-                f"the reward model gave {score} for prompt {completions[place].messages} "
-                f"and completion {completions[place].text!r}"
-            )
+            message = f"the reward model gave {score} for prompt {completions[place].messages}"
+            raise RuntimeError(f"{message} and completion {completions[place].text!r}")
         values[place] = score
     return values
 
@@ -226,11 +219,6 @@ def gold_of(measure, completions: list) -> list[dict[str, float | None]]:
     messages = [completion.messages for completion in completions]
     responses = [completion.response for completion in completions]
     golds = []
-    for completion, value in zip(completions, measure(messages, responses), strict=True):
-        if not isinstance(value, float) or math.isinf(value):
-            raise RuntimeError(
-                f"--gold gave {value!r} for prompt {completion.messages} and completion {completion.text!r}; "
-                "it must be a finite float, or NaN for no value"
-            )
-        golds.append({"gold": None if math.isnan(value) else value})
+    for value in measure(messages, responses):
+        golds.append({"gold": None if math.isnan(value) else float(value)})  # JSON has no NaN
     return golds

@@ -1,8 +1,53 @@
-"""Rewards and advantages that shape others by length or by group: overlong, pass@k."""
+"""Rewards for the form of a completion (format, length, repetition, overlong), and advantages of pass@k."""
 
 from math import comb
 
 from rewards.shared import Values, in_groups
+
+
+def good_format(rows: list[dict]) -> Values:
+    """Returns 1 where the completion follows its think format (status ok), else 0 (R1, 2501.12948)."""
+    return [float(row["status"] == "ok") for row in rows]
+
+
+def length(rows: list[dict], group_size: int) -> Values:
+    """Prefers the short completions of a group (Kimi k1.5, 2501.12599, where it applies to right answers).
+
+    The value is 0.5 - (n - shortest) / (longest - shortest) for n tokens: 0.5 to -0.5, and 0 where all have
+    the same length. Rows that get a floor are left out and have no value.
+    """
+    values = []
+    for group in in_groups(rows, group_size):
+        lengths = [row["n_tokens"] for row in group if not row.get("gets_floor")]
+        shortest = min(lengths, default=0)
+        spread = max(lengths, default=0) - shortest
+        for row in group:
+            if row.get("gets_floor"):
+                value = None
+            elif spread > 0:
+                value = 0.5 - (row["n_tokens"] - shortest) / spread
+            else:
+                value = 0.0
+            values.append(value)
+    return values
+
+
+def repetition(rows: list[dict], n: int = 3) -> Values:
+    """Returns minus the share of a response's n-grams of words that are repeats: 0 to -1.
+
+    It is TRL's. That of 2502.03373 is a penalty on the tokens of each repeat. A response of fewer than n + 1 words
+    gets 0.
+    """
+    values = []
+    for row in rows:
+        words = row["response"].lower().split()
+        n_ngrams = len(words) - n + 1
+        if n_ngrams <= 0:
+            values.append(0.0)
+            continue
+        different = {tuple(words[start : start + n]) for start in range(n_ngrams)}
+        values.append(len(different) / n_ngrams - 1.0)
+    return values
 
 
 def overlong(rows: list[dict], max_tokens: int, buffer: int = 0) -> Values:
@@ -12,11 +57,8 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int = 0) -> Values:
     on. A `buffer` of 0 stands for a quarter of `max_tokens`.
     """
     buffer = buffer or max_tokens // 4
-    values = []
-    for row in rows:
-        tokens_left = max_tokens - buffer - row["n_tokens"]
-        values.append(max(-1.0, min(0.0, tokens_left / buffer)))
-    return values
+    over = [row["n_tokens"] - (max_tokens - buffer) for row in rows]
+    return [-min(1.0, max(0.0, tokens / buffer)) for tokens in over]
 
 
 def pass_at_k(correct: Values, group_size: int, k: int) -> Values:
@@ -29,10 +71,8 @@ def pass_at_k(correct: Values, group_size: int, k: int) -> Values:
     Args:
         correct: verdicts (P*G,): 1 right, 0 wrong, None unknown. A sample without a verdict is not counted
             and gets None.
-        k: from 1 to `group_size`, else ValueError.
+        k: from 1 to `group_size`.
     """
-    if not 1 <= k <= group_size:
-        raise ValueError(f"pass@k needs a k from 1 to the group size {group_size}, not {k}")
     advantages = []
     for group in in_groups(correct, group_size):
         known = [verdict for verdict in group if verdict is not None]

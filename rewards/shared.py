@@ -6,7 +6,8 @@ means that there is no value, because a field is missing or a judge failed; it i
 """
 
 Values = list[float | None]
-# VERIFIERS say right or wrong; `verdict` of rewards/__init__.py asks them in this order.
+# The fields of the prompt's row that a reward reads, without which it does not apply; the first one that has a value says
+# whether a row is right.
 VERIFIERS = {
     "math": "answer",
     "code": "tests",
@@ -14,23 +15,11 @@ VERIFIERS = {
     "factual": "reference",
     "rubric": "rubric",
 }
-# FIELDS: every reward that needs a field of the prompt's row, and so does not apply where it is missing.
-FIELDS = VERIFIERS | {"bleu": "references"}
-
-
-def fields_of(options: dict[str, dict]) -> dict[str, str]:
-    """Returns FIELDS, with those rewards that need a field by their options: {reward: {option: value}}."""
-    if options.get("pairwise", {}).get("against") == "reference":
-        return FIELDS | {"pairwise": "reference"}
-    return FIELDS
 
 
 def has_field(row: dict, field: str) -> bool:
     """Tells whether a row has a field. None and what is empty are no value: a parquet table has all columns in each row."""
-    value = row.get(field)
-    if isinstance(value, str | list | dict):
-        return bool(value)
-    return value is not None
+    return row.get(field) not in (None, "", [], {})
 
 
 def in_groups(items: list, group_size: int) -> list[list]:
@@ -52,9 +41,8 @@ def verified_values(rows: list[dict], shares: Values, value: float, no_eos: floa
     for row, share in zip(rows, shares, strict=True):
         cut_off = row["status"] == "truncated" or row.get("cut_off")
         if cut_off and no_eos is not None:
-            values.append(no_eos)
-        elif share is None:
-            values.append(None)
-        else:
-            values.append(value * share)
+            share = no_eos
+        elif share is not None:
+            share *= value
+        values.append(share)
     return values

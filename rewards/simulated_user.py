@@ -7,8 +7,7 @@ It also has "error" if the simulator failed.
 
 history    list of turns {"role", "content"}, the first by the user.
            Turns of the user also have "emotion-point" (the emotion after it) and, but for the first, "change"
-           (not clipped). If an endpoint wrote them, they have "planning" and "thinking" too. A last turn without
-           words has "error", see `ask_endpoint`.
+           (not clipped). If an endpoint wrote them, they have "planning" and "thinking" too.
            Turns of the tested model also have "text" (all that it wrote), "thinking" and "status"
            (see utils.split_thinking).
 emo_point  the emotion now; emo_state: its letter, see STATES.
@@ -28,7 +27,7 @@ from string import Template
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, token_limits
-from utils import ThinkParts, fail, shows_response, split_thinking
+from utils import ThinkParts, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -117,14 +116,7 @@ def chat_messages(dialogue: dict, ask_thinking: bool = False, keep_thinking: boo
 
 def read_profiles(path: str) -> list[dict]:
     """Reads profiles {id, player, scene, task, first_talk} from a jsonl file; exits with 2 on a bad row."""
-    text_fields = ("player", "scene", "task", "first_talk")
-    profiles = read_rows(path, *text_fields)
-    for number, profile in enumerate(profiles, 1):
-        for field in text_fields:
-            if not isinstance(profile[field], str):
-                fail(f"{path}:{number}: {field!r} is not a text")
-        if not profile["first_talk"].strip():
-            fail(f"{path}:{number}: 'first_talk' is empty; the user has to begin the conversation")
+    profiles = read_rows(path, "player", "scene", "task", "first_talk")
     check_ids(path, profiles, "profiles")
     return profiles
 
@@ -411,43 +403,28 @@ def estimate(profiles: list[dict], setting: dict, n_dialogues: int, price: tuple
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
     """Adds the user's turn to every dialogue, by one call of the planner and one of the speaker each.
 
-    A dialogue whose planner or speaker stays unreadable ends as simulator_failed and has no score. Where the
-    planner's change has ended it already, its emotion counts, and the last turn of the user has no words.
+    A dialogue whose planner or speaker stays unreadable ends as simulator_failed and has no score.
     """
     if not dialogues:
         return
     requests = [planner_request(dialogue, setting) for dialogue in dialogues]
-    plans = user.ask(requests, read_plan, name="planner")
     planned = []
-    for dialogue, plan in zip(dialogues, plans, strict=True):
+    for dialogue, plan in zip(dialogues, user.ask(requests, read_plan, name="planner"), strict=True):
         if plan.error:
             end_without_score(dialogue, plan.error)
         else:
             planned.append((dialogue, plan.value))
 
-    if not planned:
-        return
     requests = [speaker_request(dialogue, setting, plan) for dialogue, plan in planned]
     speeches = user.ask(requests, read_speech, name="speaker")
     for (dialogue, plan), speech in zip(planned, speeches, strict=True):
-        change = plan["change"]
+        if speech.error:
+            end_without_score(dialogue, speech.error)
+            continue
+        thinking, utterance = speech.value
         # a copy: equal requests, as from two conversations with equal words, share one reply and so one plan
         planning = {key: value for key, value in plan.items() if key != "change"}
-        if not speech.error:
-            thinking, utterance = speech.value
-            add_user_turn(dialogue, setting, utterance, change, planning=planning, thinking=thinking)
-        elif is_over(dialogue, change, setting):
-            add_user_turn(dialogue, setting, "", change, planning=planning, thinking="", error=speech.error)
-        else:
-            end_without_score(dialogue, speech.error)
-
-
-def is_over(dialogue: dict, change: float, setting: dict) -> bool:
-    """Tells whether the dialogue ends with this change of the emotion, whatever the user says."""
-    if count_replies(dialogue) >= setting["turns"]:
-        return True
-    emotion = new_emotion(dialogue["emo_point"], change, setting)
-    return ending(emotion, "", dialogue_language(dialogue), setting) != ""
+        add_user_turn(dialogue, setting, utterance, plan["change"], planning=planning, thinking=thinking)
 
 
 def end_without_score(dialogue: dict, error: str) -> None:
@@ -477,13 +454,10 @@ def read_plan(text: str) -> dict:
     endpoint asks the planner again.
     """
     sections = read_sections(text)
-    return {
-        "content": sections.get("Content", ""),
-        "TargetCompletion": sections.get("TargetCompletion", ""),
-        "activity": sections.get("Activity", ""),
-        "analyse": sections.get("Analyse", ""),
-        "change": read_change(sections.get("Change", "")),
-    }
+    plan = {}
+    for key in ("content", "TargetCompletion", "activity", "analyse"):
+        plan[key] = sections.get(key[0].upper() + key[1:], "")
+    return plan | {"change": read_change(sections.get("Change", ""))}
 
 
 # what makes a number the first of two: 5-10, 5 to 10, 1/2, 40 -> 45

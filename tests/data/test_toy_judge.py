@@ -157,8 +157,7 @@ sys.exit(7)
 
 def test_a_command_beside_the_judge(tmp_path):
     """The environment leads to it, `python` is this one, and the exit code is the command's."""
-    text = judged.PROMPTS["mark"].replace("{$case}", judged.cases([row(GOOD)])[0])
-    request = json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 99})
+    request = json.dumps(judged.request("mark", 99, case=judged.case(row(GOOD), "response")))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     environment["PYTHONPATH"] = str(ROOT)
     judge = [sys.executable, "-m", "data.toy.judge", "--wrong", "0", "--"]

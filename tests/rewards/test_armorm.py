@@ -75,7 +75,7 @@ def armorm():
     return runs.load_function(EXAMPLE)
 
 
-def test_scores_are_those_of_the_published_formula(folder, armorm, monkeypatch):
+def test_scores_are_those_of_the_published_formula(folder, armorm):
     prompts, completions = conversations(12)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     header = tokenizer.encode(
@@ -90,29 +90,18 @@ def test_scores_are_those_of_the_published_formula(folder, armorm, monkeypatch):
         rows.append(row(text, messages=messages))
     assert torch.tensor(expected).std() > 0.1
 
-    assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)
-    for n_tokens in (1, 10**6):  # one row a batch, all in one
-        monkeypatch.setitem(runs.sys.modules[EXAMPLE.partition(":")[0]].TOKENS_PER_BATCH, "cpu", n_tokens)
+    loaded = armorm.__globals__["load"](str(folder), "think", 4096)
+    for loaded.tokens_per_batch in (1, 300, 10**6):
         assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_long_response_loses_its_end_and_a_long_prompt_its_reward(folder, armorm):
+def test_a_long_response_loses_its_end(folder, armorm):
     messages = [{"role": "user", "content": "Why?"}]
-    short = row("because " * 5, messages=messages)
-    long = row("because " * 500, messages=messages)
-    too_long = row("4", messages=[{"role": "user", "content": "why " * 500}])
-    values = armorm([short, long, too_long], model=str(folder), max_length=200)
-    assert values[0] is not None and values[1] is not None and values[2] is None
-    cut = armorm([row("because " * 501, messages=messages)], model=str(folder), max_length=200)
-    assert cut == pytest.approx(values[1:2], abs=1e-5)
-
-    # a prompt that leaves room for the response's header, but for none of its tokens, has no reward
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    header = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    for room, has_reward in ((0, False), (1, True)):
-        max_length = len(header) + room + 1  # and the end of the turn
-        (value,) = armorm([long], model=str(folder), max_length=max_length)
-        assert (value is not None) == has_reward
+    rows = [row("because " * n, messages=messages) for n in (500, 501, 5)]
+    values = armorm(rows, model=str(folder), max_length=200)
+    assert values[0] == pytest.approx(values[1], abs=1e-5) != values[2]
+    with pytest.raises(ValueError, match="more than max_length"):
+        armorm([row("4", messages=[{"role": "user", "content": "why " * 500}])], str(folder), max_length=200)
 
 
 def test_another_reward_model_is_refused(reward_models, armorm, exits):

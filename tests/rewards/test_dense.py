@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,6 @@ from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
-import rewards
 import train_grpo
 import utils
 from rewards import dense
@@ -23,41 +23,25 @@ from data.toy import sums as toy_sums
 # --- numbers
 
 
-def test_token_advantages_by_hand():
-    """Two rows of a group. Rewards to come: row 1 has 3 = 1 + 2 and then 2, row 2 has 1 and no second event, so at the first
-    event the mean is 2 and at the second row 1 is alone. Root of the mean square of 1, -1, 0: sqrt(2/3)."""
-    values = torch.tensor([[0.0, 1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]])
-    plain = dense.token_advantages(values, values > 0, 2, scale=False)
-    assert plain.tolist() == [[1, 1, 0, 0, 0], [-1, -1, -1, 0, 0]]
-    torch.testing.assert_close(
-        dense.token_advantages(values, values > 0, 2, scale=True), plain / (math.sqrt(2 / 3) + 1e-4)
-    )
-    assert not dense.token_advantages(values, torch.zeros(2, 5, dtype=torch.bool), 2, scale=True).any()
-
-
 def test_token_advantages_is_the_naive_loop():
     torch.manual_seed(0)
     values, events = torch.randn(12, 9), torch.rand(12, 9) > 0.6
     events[3] = False
     got = dense.token_advantages(values, events, 4, scale=True)
     for start in range(0, 12, 4):
-        rows = range(start, start + 4)
-        places = {i: [t for t in range(9) if events[i, t]] for i in rows}
-        to_come = {
-            (i, k): sum(values[i, t].item() for t in places[i][k:])
-            for i in rows
-            for k in range(len(places[i]))
-        }
-        mean = lambda k, to_come=to_come: (lambda x: sum(x) / len(x))(
-            [r for (_, j), r in to_come.items() if j == k]
-        )
-        centred = {key: r - mean(key[1]) for key, r in to_come.items()}
-        scale = math.sqrt(sum(c * c for c in centred.values()) / len(centred)) + 1e-4
-        for i in rows:
+        to_come = {}  # (row, k): its rewards from event k on
+        for i in range(start, start + 4):
+            places = events[i].nonzero().flatten().tolist()
+            for k, place in enumerate(places):
+                to_come[i, k] = sum(values[i, t].item() for t in places if t >= place)
+        centred = {}
+        for (i, k), reward in to_come.items():
+            centred[i, k] = reward - fmean(other for (_, j), other in to_come.items() if j == k)
+        scale = math.sqrt(fmean(value * value for value in centred.values())) + 1e-4
+        for i in range(start, start + 4):
             for t in range(9):
-                k = sum(p < t for p in places[i])
-                expected = centred[i, k] / scale if k < len(places[i]) else 0.0
-                assert got[i, t].item() == pytest.approx(expected, abs=1e-5)
+                k = int(events[i, :t].sum())
+                assert got[i, t].item() == pytest.approx(centred.get((i, k), 0.0) / scale, abs=1e-5)
 
 
 # --- steps
@@ -82,41 +66,38 @@ def test_steps_are_paragraphs_and_the_response():
     assert dense.steps(row("", "Hi")) == [("Hi", len(row("", "Hi").text))]
 
 
-@pytest.mark.parametrize("text", ["<think> a <response> b </response>", "<think> a <response> b </think> c"])
-def test_a_response_inside_a_thinking_is_no_step_of_its_own(text):
+def test_a_response_inside_a_thinking_is_no_step_of_its_own():
     """As in the Zero format, where the response has an opening tag of its own."""
+    text = "<think> a <response> b </response>"
     parts = utils.split_thinking(text, "zero_think")
-    assert parts.status != "ok" and parts.response
     found = SimpleNamespace(text=text, thinking=parts.thinking, response=parts.response)
-    assert dense.steps(found) == [(parts.thinking, text.index(parts.thinking) + len(parts.thinking))]
+    assert parts.response and [step for step, _ in dense.steps(found)] == [parts.thinking]
 
 
-def test_steps_of_toy_sums():
-    messages = [
-        {"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}
-    ]  # 4, 5
-    judged = lambda thinking, response: [
-        p for _, p in toy_sums.steps(messages, f"<think>\n{thinking}\n</think>\n\n{response}")
-    ]
-    assert judged("Budget 21. bacon 4 leaves 17. ham 5 leaves 12.", "You have 12 left.") == [1, 1, 1]
-    assert judged("Budget 21. ham 5 leaves 16. bacon 4 leaves 11.", "You have 12 left.") == [
-        1,
-        0,
-        0,
-    ]  # right by chance
-    assert judged("Budget 21. bacon 4 leaves 17. bacon 4 leaves 13.", "You have 13 left.") == [
-        1,
-        0,
-        0,
-    ]  # not asked twice
-    assert judged("Budget 21. bacon 5 leaves 17. ham 5 leaves 12.", "You have 12 left.") == [
-        0,
-        0,
-        0,
-    ]  # a wrong price
-    assert judged("", "You have 12 left.") == [1]
-    text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
-    assert [text[:end].rsplit(" ", 1)[1] for end, _ in toy_sums.steps(messages, text)] == ["17.", "left."]
+SUM = [
+    {"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}
+]  # 4, 5
+
+
+@pytest.mark.parametrize(
+    ("thinking", "response", "right"),
+    [
+        ("Budget 21. bacon 4 leaves 17. ham 5 leaves 12.", "You have 12 left.", [1, 1, 1]),
+        ("Budget 21. ham 5 leaves 16. bacon 4 leaves 11.", "You have 12 left.", [1, 0, 0]),  # right by chance
+        (
+            "Budget 21. bacon 4 leaves 17. bacon 4 leaves 13.",
+            "You have 13 left.",
+            [1, 0, 0],
+        ),  # not asked twice
+        ("Budget 21. bacon 5 leaves 17. ham 5 leaves 12.", "You have 12 left.", [0, 0, 0]),  # a wrong price
+        ("", "You have 12 left.", [1]),
+    ],
+)
+def test_steps_of_toy_sums(thinking, response, right):
+    text = f"<think>\n{thinking}\n</think>\n\n{response}"
+    found = toy_sums.steps(SUM, text)
+    assert [probability for _, probability in found] == right
+    assert all(text[:end].endswith(".") for end, _ in found)
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +207,10 @@ def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
     assert len({round(p, 4) for found in batched for _, p in found}) > 3
 
 
-def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, capsys):
+def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, exits):
     tiny(LlamaForTokenClassification, tokenizer, num_labels=3).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit):
-        dense.check_process_model(str(tmp_path))
-    assert "with 3 labels" in capsys.readouterr().err
+    assert "has 3 labels" in exits(dense.check_process_model, str(tmp_path))
 
 
 def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_path):
@@ -358,7 +337,7 @@ def test_prime_ends_the_run_before_weights_that_are_not_finite(tokenizer, tmp_pa
     weights = list(policy.unwrap(source.learner.model).parameters())
     before = [weight.clone() for weight in weights]
     weights[-1].register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(FloatingPointError, match="--rewards prime: the loss of its model is 0.69"):
+    with pytest.raises(FloatingPointError, match="--rewards prime: its model's loss is 0.69"):
         source.token_rewards(random_completions(8))
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
 
@@ -378,20 +357,3 @@ def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
     expected = policy.unwrap(whole.learner.model).state_dict()
     for name, weight in policy.unwrap(resumed.learner.model).state_dict().items():
         assert torch.equal(weight, expected[name]), name
-
-
-@pytest.mark.parametrize(
-    "words, beta, message",
-    [
-        (["math:1", "process:1"], 0.1, "process.model=MODEL"),
-        (["preference:1", "prime:1"], 0.1, "learns from what is right"),
-        (["math:1", "prime:1"], 0.0, "compares with the reference model"),
-        (["math:1", "prime:gate"], 0.1, "write prime:WEIGHT"),
-    ],
-)
-def test_dense_rewards_that_cannot_be_had_are_said_first(words, beta, message, capsys):
-    args = train_grpo.Args(rewards=tuple(words), beta=beta)
-    prompts = [{"id": "p", "messages": [], "answer": "1"}]
-    with pytest.raises(SystemExit) as e:
-        rewards.check(args, prompts, policy.start_accelerator())
-    assert e.value.code == 2 and message in capsys.readouterr().err

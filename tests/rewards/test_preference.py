@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlmt import chat as templates
-import utils
 from rewards.preference import RewardModel
 
 USER = {"role": "user", "content": "What is 2+2 ?"}
@@ -170,13 +169,6 @@ def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
     model = RewardModel(reward_models["no_template"], chat_template=str(template))
     text = model.tokenizer.decode(model.encode([USER], "yes"))
     assert text == "User: What is 2+2 ?\n\nAssistant: yes</s>\n\n"
-
-
-def test_thinking_of_a_format_that_a_user_adds_must_be_scorable(reward_models, monkeypatch):
-    entry = utils.ThinkFormat(layout="<think>{z}</think>[REPLY]{y}", thinking_tags=("<think>", "</think>"))
-    monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
-    with pytest.raises(ValueError, match="drops or changes thinking"):
-        RewardModel.check(reward_models["drops_thinking"], "", "think+response", "plan")
 
 
 @pytest.mark.parametrize("broken", ["missing", "not finite"])

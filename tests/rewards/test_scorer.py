@@ -25,9 +25,6 @@ OWN_REWARDS = """
 def known_half(rows):
     return [None if i % 2 else float(i) for i, row in enumerate(rows)]
 
-def nothing(messages, response):
-    return None
-
 def unknown(messages, response):
     return float("nan")
 """
@@ -141,17 +138,12 @@ def test_strict_mode_wants_the_tags_of_the_response(completions, think_format, t
 MALFORMED = {  # completion: what the reward model reads of it with --reward-on response
     "think": {
         "<think>\nBudget 12.": "<think>\nBudget 12.",
-        "You get 1 dish.": "You get 1 dish.",
         "<think>\nBudget 12.\n</think>": "",
-        "Budget 12.\n</think>\n\nYou get 1 dish.": "You get 1 dish.",
         "<think>\nBudget 12.\n</think>\n\nHello</think>\n\nYou get 1 dish.": "Hello</think>\n\nYou get 1 dish.",
     },
     "zero_think": {
         "<think> Budget 12. </think> You get 1 dish.": "<think> Budget 12. </think> You get 1 dish.",
-        "<think> Budget 12. </think> <response> You get 1 dish.": "You get 1 dish.",
         "Hello <response> You get 1 dish. </response> Budget 12.": "You get 1 dish.",
-        "You get 1 dish. </response> Budget 12.": "You get 1 dish.",
-        "<think> Budget 12. </think> <response> Hello <response> You get 1 dish.": "Hello <response> You get 1 dish.",
     },
 }
 
@@ -209,12 +201,8 @@ def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
         score_all(made, completions)
 
 
-def test_gold_is_a_number_or_nan(scorer, completions, tmp_path):
-    made = scorer(gold=f"{tmp_path}/own.py:nothing")
-    with pytest.raises(RuntimeError, match="--gold gave None for prompt"):
-        score_all(made, completions)
-    made = scorer(gold=f"{tmp_path}/own.py:unknown")
-    score_all(made, completions)
+def test_a_gold_that_is_unknown_has_no_value(scorer, completions, tmp_path):
+    score_all(scorer(gold=f"{tmp_path}/own.py:unknown"), completions)
     assert {completion.rewards["gold"] for completion in completions} == {None}
 
 

@@ -50,86 +50,56 @@ def dialogue(setting: dict, *turns: tuple[str, int, str], profile: dict = PROFIL
 # --- rules by hand
 
 
-@pytest.mark.parametrize(
-    ("setting", "emotion", "change", "after"),
-    [
-        (sim.SAGE, 40, 10, 50),
-        (sim.SAGE, 40, 11, 50),
-        (sim.SAGE, 40, -50, 30),
-        (sim.SAGE, 95, 10, 100),
-        (sim.SAGE, 11, -10, 1),
-        (sim.SAGE, 3, -10, -7),
-        (sim.RLVER, 30, 50, 80),
-        (sim.RLVER, 30, -50, -20),
-        (sim.RLVER, 80, 50, 100),
-        ({**sim.SAGE, "max_change": 3, "cap": 42}, 40, 9, 42),
-    ],
-)
-def test_update_rule(setting, emotion, change, after):
-    assert sim.new_emotion(emotion, change, setting) == after
-
-
-def test_states():
+def test_the_emotion():
+    changes = {(40, 11): 50, (40, -50): 30, (95, 10): 100, (3, -10): -7}
+    assert {case: sim.new_emotion(*case, sim.SAGE) for case in changes} == changes
+    changes = {(30, 50): 80, (30, -50): -20, (80, 50): 100}
+    assert {case: sim.new_emotion(*case, sim.RLVER) for case in changes} == changes
     borders = {100: "S", 99: "A", 70: "A", 69: "B", 40: "B", 39: "C", 10: "C", 9: "F", -5: "F"}
-    assert {e: sim.emotion_state(e) for e in borders} == {
-        e: f"Emotion-{letter}" for e, letter in borders.items()
-    }
-
-
-def test_sage_ends_at_100_below_10_and_with_the_tenth_reply():
-    d = dialogue(sim.SAGE, *[("x", 10, "hm")] * 6)
-    assert (d["ended"], d["emo_point"], d["emo_state"]) == ("satisfied", 100, "Emotion-S")
-    assert [m["emotion-point"] for m in d["history"] if m["role"] == "user"] == [40, 50, 60, 70, 80, 90, 100]
-
-    assert dialogue(sim.SAGE, *[("x", -10, "hm")] * 3)["ended"] == ""  # 10 is not below 10
-    d = dialogue(sim.SAGE, *[("x", -10, "hm")] * 4)
-    assert (d["ended"], d["emo_point"]) == ("failed", 0)
-
-    d = dialogue(sim.SAGE, *[("x", 0, "hm")] * 10)
-    assert d["ended"] == "turns" and len(d["history"]) == 20
-    assert d["history"][-1]["role"] == "assistant"  # the user does not answer the last reply
-
-
-def test_rlver_ends_below_1_and_with_the_answer_to_the_eighth_reply():
-    assert dialogue(sim.RLVER, ("x", 70, "hm"))["ended"] == ""  # at 100 the speaker is told to say goodbye
-    assert dialogue(sim.RLVER, ("x", -29, "hm"))["ended"] == ""
-    assert dialogue(sim.RLVER, ("x", -30, "hm"))["ended"] == "failed"
-
-    d = dialogue(sim.RLVER, *[("x", 0, "hm")] * 8)
-    assert (d["ended"], d["emo_point"]) == ("turns", 30)
-    assert len(d["history"]) == 17 and d["history"][-1]["role"] == "user"
+    assert {e: sim.emotion_state(e).removeprefix("Emotion-") for e in borders} == borders
 
 
 @pytest.mark.parametrize(
-    ("profile", "utterance", "ended"),
+    ("setting", "changes", "ended", "emotion"),
     [
-        (CHINESE, "好吧，再见。", "goodbye"),
-        (CHINESE, "拜拜！", "goodbye"),
-        (CHINESE, "再说吧", ""),
-        (CHINESE, "那我先走了，再见啦～", "goodbye"),
-        (CHINESE, "我想再见到她的时候说清楚。", ""),
-        (CHINESE, "她说了拜拜，头也不回。我该怎么办？", ""),
-        (CHINESE, "goodbye", ""),
-        (PROFILE, "Well, goodbye then.", "goodbye"),
-        (PROFILE, "Bye!", "goodbye"),
-        (PROFILE, "good bye", "goodbye"),
-        (PROFILE, "That is kilobytes", ""),
-        (PROFILE, "bygones", ""),
-        ({**PROFILE, "first_talk": "goodbye, they said"}, "hm", ""),
-        (PROFILE, "I never got to say goodbye to Dad.", ""),
-        (PROFILE, "She said bye and left. What now?", ""),
-        (PROFILE, "Thanks. Goodbye, Tom!", "goodbye"),
-        (PROFILE, "Bye for now :)", "goodbye"),
+        (sim.SAGE, [10] * 6, "satisfied", 100),
+        (sim.SAGE, [-10] * 3, "", 10),  # not below 10
+        (sim.SAGE, [-10] * 4, "failed", 0),
+        (sim.SAGE, [0] * 10, "turns", 40),
+        (sim.RLVER, [70], "", 100),  # the speaker is told to say goodbye
+        (sim.RLVER, [-29], "", 1),
+        (sim.RLVER, [-30], "failed", 0),
+        (sim.RLVER, [0] * 8, "turns", 30),
     ],
 )
-def test_goodbye_in_the_language_of_the_profile(profile, utterance, ended):
-    assert dialogue(sim.SAGE, ("x", 5, utterance), profile=profile)["ended"] == ended
+def test_when_a_dialogue_ends(setting, changes, ended, emotion):
+    found = dialogue(setting, *[("x", change, "hm") for change in changes])
+    assert (found["ended"], found["emo_point"]) == (ended, emotion)
+    if ended == "turns":  # in SAGE the user does not answer the last reply
+        last = {"role": "assistant"} if setting is sim.SAGE else {"role": "user"}
+        assert found["history"][-1]["role"] == last["role"]
 
 
-@pytest.mark.parametrize(("emotion", "ended"), [(100, "goodbye"), (99, ""), (10, ""), (9, "goodbye")])
-def test_a_user_who_is_told_to_leave_may_say_goodbye_anywhere(emotion, ended):
-    assert sim.ending(emotion, "Goodbye, and thank you for listening.", "en", sim.RLVER) == ended
-    assert sim.ending(emotion, "再见，谢谢你听我说。", "zh", sim.RLVER) == ended
+@pytest.mark.parametrize(
+    ("lang", "utterance", "leaves"),
+    [
+        ("zh", "好吧，再见。", True),
+        ("zh", "那我先走了，再见啦～", True),
+        ("zh", "我想再见到她的时候说清楚。", False),
+        ("zh", "goodbye", False),
+        ("en", "Well, goodbye then.", True),
+        ("en", "Thanks. Good bye, Tom!", True),
+        ("en", "That is kilobytes", False),
+        ("en", "I never got to say goodbye to Dad.", False),
+    ],
+)
+def test_goodbye(lang, utterance, leaves):
+    assert sim.ending(50, utterance, lang, sim.SAGE) == ("goodbye" if leaves else "")
+    said_anywhere = "goodbye" if lang == "en" else "再见"
+    for emotion in (100, 9):  # a user who is told to leave may say it anywhere
+        assert (sim.ending(emotion, utterance, lang, sim.RLVER) == "goodbye") == (
+            said_anywhere in utterance.lower().replace("good bye", "goodbye")
+        )
 
 
 def test_one_call_moves_only_those_whose_turn_it_is():
@@ -145,17 +115,11 @@ def test_one_call_moves_only_those_whose_turn_it_is():
     ("text", "think_format", "finished", "said", "status"),
     [
         ("<think>a</think>\n\nhi ", "think", True, "hi", "ok"),
-        ("hi", "think", True, "hi", "no_open"),
         ("a</think>b</think> hi", "think", True, "hi", "no_open"),
         ("<think>a", "think", True, "<think>a", "no_close"),
         ("<think>a</think>", "think", True, "", "empty_response"),
-        ("<think>a</think>hi", "think", False, "hi", "truncated"),
-        ("<think><think>a</think>hi", "think", True, "hi", "nested"),
-        ("", "think", True, "", "no_open"),
-        ("hi", "plain", True, "hi", "ok"),
         ("hi", "plain", False, "hi", "truncated"),
         ("<think>a</think><response>hi</response>", "zero_think", True, "hi", "ok"),
-        ("hi", "zero_plain", True, "hi", "no_open"),
     ],
 )
 def test_what_the_user_hears_and_what_bad_format_does(text, think_format, finished, said, status):
@@ -210,84 +174,33 @@ def test_score_counts_what_has_none_apart():
 HEAD = "Content:\ncares\nTargetCompletion:\npartly\nActivity:\nhm\nAnalyse:\nwarm\n"
 PLANS = {  # what stands at the end of a planner's reply: the change, None: refused and asked again
     "Change:\n+5": 5,
-    "Change: +5": 5,
     "Change：-3": -3,
-    "Change:-3": -3,
-    "Change: 0": 0,
     "Change: 7": 7,
-    "Change: [+5]": 5,
-    "**Change:** +5": 5,
-    "**Change**: -2": -2,
-    "### Change:\n-2": -2,
-    "Change: +5\n": 5,
-    "Change:\n\n  -10  ": -10,
-    "Change: +05": 5,
-    "Change: +5 points": 5,
-    "Change: +5。因为他被理解": 5,
-    "Change: emotion +5": 5,
+    "**Change:** [+5] points": 5,
     "Change: 情绪变化为-4": -4,
     "Change: (−6)": -6,
-    "Change: –6": -6,
-    "Change: ＋５": 5,
     "Change: －１０": -10,
-    "Change: ８": 8,
-    "Change: +50": 50,
-    "Change: -100": -100,
     "Change: +5 Change: -3": -3,
-    "Change: +5\nChange: -3": -3,
     "Change: +5\n\n(40 -> 45)": 5,
-    "Change: $+5$": 5,
-    "Change: `-5`": -5,
-    "5. Change: -1": -1,
-    "Change: - +5": 5,
-    "change: +9\nChange: -1": -1,
     "Change: +5, -3": 5,
+    "Change: 7.": 7,
     "": None,
-    "Change:": None,
-    "Change: none": None,
     "Change: 无变化": None,
-    "Change: five": None,
-    "Change: +": None,
-    "Change: 五": None,
-    "Change: rises by 5": None,
-    "Change: 下降5": None,
     "Change: falls by 5": None,
-    "Change: decrease (5)": None,
+    "Change: 5 points down": None,
     "Change: +2.5": None,
-    "Change: 5-10": None,
     "Change: -5 ~ 3": None,
     "Change: +1/2": None,
+    "Change: 40 -> 45": None,
+    "Change: -5 到 -10": None,
+    "Change: 1. +5": None,
     "Change: +101": None,
-    "Change: -5000": None,
-    "Change: 99999999999999999999": None,
     "Change: ±5": None,
-    "Change: +-5": None,
     "Change: - 5": None,
     "change: +5": None,
-    "Change +5": None,
-    '"Change": "+5"': None,
-    "变化：+5": None,
-    "Delta: +5": None,
-    "Change:\nAnalyse: 5 reasons": None,
     "Change: +5\nChange: unsure": None,
     "Change: " + "9" * 5000: None,
     "Change: ٥": None,
-    "I cannot do that.": None,
-    "Change: NaN": None,
-    "Change: 10 (decrease)": None,
-    "Change: 5 points down": None,
-    "Change: 8 (a fall)": None,
-    "Change: 5 分": None,
-    "Change: 40 -> 45": None,
-    "Change: 40 => 45": None,
-    "Change: 30 → 45": None,
-    "Change: +30 → +45": None,
-    "Change: -5 to -10": None,
-    "Change: -5 到 -10": None,
-    "Change: 1. +5": None,
-    "Change: 7.": 7,
-    "Change: +5 (a rise)": 5,
-    "Change: +5 today": 5,
 }
 
 
@@ -302,34 +215,14 @@ def test_planner_replies(tail):
         assert (plan["content"], plan["TargetCompletion"], plan["activity"]) == ("cares", "partly", "hm")
 
 
-def test_a_planner_without_the_other_sections_is_read_as_in_sage():
-    assert len(PLANS) >= 60
-    assert sim.read_plan("Change: -4") == {
-        "content": "",
-        "TargetCompletion": "",
-        "activity": "",
-        "analyse": "",
-        "change": -4,
-    }
-    assert sim.read_plan("Content：好\nAnalyse：暖\nChange：＋４")["analyse"] == "暖"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("Thinking: x\nOrigin: a\nChange: b\nResponse: Oh well.", "Oh well."),
-        ("Response:\nOh.\nWell.", "Oh.\nWell."),
+        ("Thinking: x\nOrigin: a\nChange: b\nResponse: Oh\nwell.", "Oh\nwell."),
         ("**Response:** Oh.", "Oh."),
-        ("Response：嗯。", "嗯。"),
-        ("Response: a\nResponse: b", "b"),
-        ('Response: "Oh."', "Oh."),
+        ("Response: a\nResponse：b", "b"),
         ("Response: “嗯”", "嗯"),
-        ("Response: [Oh.]", "Oh."),
-        ('Response: "Oh," she said. "Well."', 'Oh," she said. "Well.'),
         ("Response: I said: no", "I said: no"),
-        ("Response:", None),
-        ("", None),
-        ("Response: \n ", None),
         ('Response: ""', None),
         ("Oh well.", None),
         ("response: oh", None),
@@ -387,12 +280,6 @@ def test_a_turn_can_forge_neither_a_speaker_nor_a_heading():
         assert sum("that is all I wanted" in line for line in lines) == 2  # the words are heard
 
 
-def test_a_turn_of_one_line_is_written_as_it_is():
-    turns = [{"role": "user", "content": "Oh."}, {"role": "assistant", "content": ""}]
-    assert sim.transcript(turns, "en") == "Person: Oh.\nPartner: "
-    assert sim.transcript([], "en") == "-"
-
-
 def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noqa: F811
     """As in a group of conversations with one user, where the endpoint answers equal requests once."""
     server = serve(lambda text, n: "Thinking: hm\nChange: +3\nResponse: Thank you.")
@@ -407,43 +294,20 @@ def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noq
         assert (turn["content"], turn["change"], talk["emo_point"]) == ("Thank you.", 3, 33)
 
 
-@pytest.mark.parametrize(
-    ("turns", "change", "ended", "emotion"),
-    [
-        (1, 50, "turns", 80),
-        (8, -35, "failed", -5),
-        (8, 50, "simulator_failed", None),
-    ],
-)
-def test_a_speaker_that_fails_loses_no_emotion_that_is_known(
-    serve,  # noqa: F811
-    tmp_path,
-    turns,
-    change,
-    ended,
-    emotion,
-):
-    """It speaks after the planner, whose change has ended the first two conversations already."""
-
+@pytest.mark.parametrize("silent", ["planner", "speaker"])
+def test_a_simulator_that_fails_gives_no_score(serve, tmp_path, silent):
     def answer(text, n):
-        if "Origin:" in text:  # the speaker
+        asked = "speaker" if "Origin:" in text else "planner"
+        if asked == silent:
             return 400, {"error": {"message": "content filter"}}
-        return f"Analyse: warm\nChange: {change:+d}"
+        return "Change: +5\nResponse: hm"
 
     user = Endpoint("m", tmp_path / "simulator.jsonl", serve(answer).url)
-    setting = {**sim.RLVER, "turns": turns}
-    talk = sim.start(PROFILE, setting)
-    sim.add_model_turn(talk, setting, "Oh no.", "plain")
-    sim.user_turns([talk], setting, user)
-    assert (talk["ended"], sim.final_emotion(talk)) == (ended, emotion)
-    assert ended in sim.ENDS
-    if emotion is None:
-        assert "content filter" in talk["error"] and len(talk["history"]) == 2
-        return
-    turn = talk["history"][-1]
-    assert (turn["content"], turn["change"], turn["emotion-point"]) == ("", change, emotion)
-    assert turn["planning"]["analyse"] == "warm" and "content filter" in turn["error"]
-    assert "error" not in talk
+    talk = sim.start(PROFILE, sim.RLVER)
+    sim.add_model_turn(talk, sim.RLVER, "Oh no.", "plain")
+    sim.user_turns([talk], sim.RLVER, user)
+    assert (talk["ended"], sim.final_emotion(talk)) == ("simulator_failed", None)
+    assert "content filter" in talk["error"] and len(talk["history"]) == 2
 
 
 def test_what_a_simulator_is_asked_and_costs_at_most():
@@ -472,18 +336,11 @@ def test_what_a_simulator_is_asked_and_costs_at_most():
 # --- profiles
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"scene": None}, ":2: no field 'scene'"),
-        ({"task": 3}, ":2: 'task' is not a text"),
-        ({"first_talk": " "}, ":2: 'first_talk' is empty"),
-        ({"id": "anna"}, "two profiles have the same id 'anna'"),
-    ],
-)
-def test_profiles_that_cannot_be_used_are_refused(tmp_path, exits, row, words):
-    path = write(tmp_path / "p.jsonl", [PROFILE, PROFILE | {"id": "other"} | row])
-    assert words in exits(sim.read_profiles, path)
+def test_profiles_that_cannot_be_used_are_refused(tmp_path, exits):
+    lacking = write(tmp_path / "p.jsonl", [PROFILE, PROFILE | {"id": "other", "first_talk": None}])
+    assert ":2: no field 'first_talk'" in exits(sim.read_profiles, lacking)
+    twice = write(tmp_path / "p.jsonl", [PROFILE, PROFILE])
+    assert "two profiles have the same id 'anna'" in exits(sim.read_profiles, twice)
 
 
 def test_the_published_profiles_can_be_used():

@@ -1,4 +1,4 @@
-"""The updates of GRPO and of PPO on two processes, with DDP and with FSDP2, are those of one.
+"""The rewards and updates of GRPO and of PPO on two processes, with DDP and with FSDP2, are those of one.
 
     accelerate launch --config_file accelerate/2cpu.yaml tests/scripts/test_two_processes.py
 
@@ -7,6 +7,7 @@ prints what they are, as JSON behind the word `updates:`.
 
 import json
 import sys
+from pathlib import Path
 
 import ppo_updates
 import pytest
@@ -15,13 +16,49 @@ from launch import DDP, FSDP2, finished
 
 from rlmt import model as policy
 from rlmt import run as rlmt_run
+from rlmt import sampler as rollout
+import train_grpo
+from accelerate.utils import gather_object
+from rewards.scorer import Scorer
+from rlmt.run import load_function
 
 RESULT = "updates: "
 
 
+n_scored = []  # rows of each call of `relative_length`
+
+
+def relative_length(rows):
+    """A reward of one's own: a process scores its own completions."""
+    n_scored.append(len(rows))
+    return [row["n_tokens"] / row["scale"] for row in rows]
+
+
+def small(rows):
+    return [float(row["scale"] < 9) for row in rows]
+
+
+def scored() -> dict:
+    """Rewards of groups as in GRPO, and of a whole step as in PPO, where every fifth completion gets a floor."""
+    accelerator = policy.start_accelerator()
+    own_reward = f"{__file__}:relative_length"
+    found = {}
+    for name, group_size in (("GRPO", 3), ("PPO", 12)):
+        args = train_grpo.Args(rewards=(f"{own_reward}:1", f"{__file__}:small:gate"))
+        [completions] = grpo_updates.stored_completions(12, 1)
+        for i, completion in enumerate(completions):
+            completion.prompt = {"scale": 1 + i}
+            completion.status = "no_open" if i % 5 == 4 else "ok"
+        own = rollout.share_of(completions, accelerator)
+        Scorer(args, None, Path(), accelerator).set_rewards(own, group_size, None)
+        found[name] = gather_object([[completion.reward, completion.contributions] for completion in own])
+    return found | {"n_scored": load_function(own_reward).__globals__["n_scored"][-1]}
+
+
 def updates() -> dict:
+    rewards = scored()
     ppo = ppo_updates.main()  # first: under FSDP2 the other ends in bfloat16
-    return {"ppo": ppo, "grpo": grpo_updates.main()}
+    return {"rewards": rewards, "ppo": ppo, "grpo": grpo_updates.main()}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +72,9 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
     [result] = [line for line in said.splitlines() if line.startswith(RESULT)]
     found = json.loads(result.removeprefix(RESULT))
 
+    expected = one_process["rewards"]
+    assert found["rewards"] == {**expected, "n_scored": 6} and expected["n_scored"] == 12
+    assert len({reward for reward, _ in expected["PPO"]}) > 5
     for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3)):
         expected = one_process[algorithm]
         for expected_step, step in zip(expected["steps"], found[algorithm]["steps"], strict=True):
