@@ -79,12 +79,11 @@ from rlmt.run import (
 from rlmt.sampler import (
     Completion,
     FormatGuard,
-    Sampler,
-    Sampling,
     check_any_reward,
     completion_metrics,
     gather_rewards,
     mini_batches,
+    policy_sampler,
     reward_metrics,
     sample_completions,
     share_of,
@@ -95,7 +94,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from utils import THINK_FORMATS, fail
+from utils import fail
 from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
@@ -539,22 +538,14 @@ def main(args: Args) -> None:
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
-    sampling = Sampling(
-        temperature=args.temperature,
-        max_tokens=args.max_completion_tokens,
-        top_p=args.top_p,
-        stop=THINK_FORMATS[args.think_format].stop,
-    )
-    sampler = Sampler(
-        args.model,
+    sampler = policy_sampler(
+        args,
         tokenizer,
-        sampling,
-        use_vllm=use_vllm,
-        in_process=True,  # `sync` gives it the policy
+        use_vllm,
+        max_tokens=args.max_completion_tokens,
         max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        vllm_memory=args.vllm_memory,
         sleeps=args.vllm_sleep,
-        dtype=args.dtype,
+        top_p=args.top_p,
     )
     # of weights that differ, and of completions that teach nothing
     checks = [sampler.check, FormatGuard(args).check]
