@@ -190,23 +190,13 @@ def check_plain(args, text: str) -> None:
     """
     if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
-    marks = {}  # regular expressions for the end of the thinking, by format
-    for name, known in THINK_FORMATS.items():
-        if known.thinking_tags:
-            marks[name] = re.escape(known.thinking_tags[1])
     for name, style in FOREIGN_STYLES.items():
-        marks[name] = style.opens_answer
-    found = {}
-    for name, mark in marks.items():
-        match = re.search(mark, text)
-        if match:
-            found[name] = match[0]
-    if found:
-        first = next(iter(found.values()))
-        fail(
-            f"an answer of {args.model} contains {first}, but nothing says that this model thinks, so its thinking "
-            f"would be judged; pass --think-format {', '.join(found)}, or plain if the whole text is meant"
-        )
+        mark = re.search(style.opens_answer, text)
+        if mark:
+            fail(
+                f"an answer of {args.model} contains {mark[0]}, but nothing says that this model thinks, so its thinking "
+                f"would be judged; pass --think-format {name} or one of ours, or plain if the whole text is meant"
+            )
 
 
 def model_endpoint(args, run: Path) -> Endpoint:
@@ -224,10 +214,6 @@ def model_endpoint(args, run: Path) -> Endpoint:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-    stop = stop_string(think_format(args))
-    if stop:
-        sampling["stop"] = [stop]
-        sampling["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
     if args.chat_template_args:  # the key is vLLM's name for them
         sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling
@@ -309,15 +295,14 @@ def complete_by_tokens(
         return  # before the model is loaded
 
     prompts = check_prompts(args, [task["messages"] for task in tasks])
-    budget = thinking_budget(args)
-    sampling = Sampling(temperature, args.max_tokens, args.top_p, stop_string(think_format(args)), budget)
+    stop = stop_string(think_format(args))
+    sampling = Sampling(temperature, args.max_tokens, args.top_p, stop, thinking_budget(args))
     samples = generate(
         args.model, prompts, tokenizer, sampling, args.seed, done_positions, **how_sampled(args, run)
     )
     for position, sample in samples:
         text = text_of(tokenizer, sample)
-        used_up = budget is not None and budget.was_used_up(sample.ids, tokenizer)
-        yield tasks[position], text, sample.finished, len(sample.ids), used_up
+        yield tasks[position], text, sample.finished, len(sample.ids), sample.budget_used_up
 
 
 def how_sampled(args, run: Path) -> dict:

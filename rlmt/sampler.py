@@ -54,6 +54,8 @@ class Sample:
     """The sampler's log-probability of each token, nats; None from transformers."""
     finished: bool
     """False if the token limit cut the completion off."""
+    budget_used_up: bool = False
+    """Whether a ThinkingBudget closed the thinking."""
 
 
 @dataclass
@@ -198,13 +200,6 @@ class ThinkingBudget:
             if written[-n_begun:] == self.closing[:n_begun]:
                 return self.closing[n_begun:]
         return self.closing
-
-    def was_used_up(self, ids: list[int], tokenizer) -> bool:
-        """Tells whether a completion's thinking was closed because its budget was used up."""
-        if len(ids) <= self.close_at:
-            return False
-        closing = self.closing_after(ids, tokenizer)
-        return closing != [] and ids[self.close_at : self.close_at + len(closing)] == closing
 
 
 # --- 2. the sampler
@@ -357,12 +352,14 @@ class Sampler:
         budget = sampling.budget
         if budget:
             sampling = dataclasses.replace(sampling, max_tokens=budget.close_at)
-        begun = {}  # what the first request wrote, and what closes its thinking
+        begun = {}  # what the first request wrote
+        closing = {}  # what closes its thinking
         for place, ids, logprobs, finished in self.backend.complete(prompts, seeds, sampling, self.ends):
             if finished or not budget:
                 yield place, Sample(ids, logprobs, finished)
             else:
-                begun[place] = ids + budget.closing_after(ids, self.tokenizer)
+                closing[place] = budget.closing_after(ids, self.tokenizer)
+                begun[place] = ids + closing[place]
         if not begun:
             return
 
@@ -376,8 +373,8 @@ class Sampler:
             if sampling.stop:  # half of it may be in each request
                 whole, finished = until_end(whole, self.tokenizer, self.ends, sampling.stop)
             # where the thinking was closed, the closing tokens count too
-            is_too_long = len(whole) > self.sampling.max_tokens
-            yield place, Sample(whole[: self.sampling.max_tokens], None, finished and not is_too_long)
+            finished = finished and len(whole) <= self.sampling.max_tokens
+            yield place, Sample(whole[: self.sampling.max_tokens], None, finished, bool(closing[place]))
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""

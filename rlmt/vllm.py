@@ -173,20 +173,16 @@ def choose_gpus(tensor_parallel: int, data_parallel: int) -> tuple[int, list[str
     """Returns how many engines a server gets, and its GPUs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
 
     `data_parallel`: engines at most; 0: as many as there are GPUs for, or 1 on a CPU. In an accelerated launch each
-    process leaves the first GPUs to the processes before it. Exits with 2 if there are too few.
+    process leaves the first GPUs to the processes before it. vLLM says if there are too few.
     """
     if not torch.cuda.is_available():
         return data_parallel or 1, []
     all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
     first = PartialState().local_process_index * tensor_parallel
-    n_engines = (len(visible) - first) // tensor_parallel
+    n_engines = max(1, (len(visible) - first) // tensor_parallel)
     if data_parallel:
         n_engines = min(n_engines, data_parallel)
-    if n_engines < 1:
-        fail(
-            f"only {len(visible)} GPUs are visible; lower --tensor-parallel or --judge-tensor-parallel {tensor_parallel}"
-        )
     return n_engines, visible[first : first + n_engines * tensor_parallel]
 
 
@@ -243,7 +239,10 @@ def serve(
     is_wanted.set()
     threading.Thread(target=_end_run_with, args=(server, is_wanted, model, log), daemon=True).start()
     try:
-        while not _answers(f"http://127.0.0.1:{port}/health"):
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+                break
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
@@ -266,15 +265,6 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment
-
-
-def _answers(url: str) -> bool:
-    """Tells whether a server answers at the URL."""
-    try:
-        urllib.request.urlopen(url, timeout=5)
-    except OSError:
-        return False
-    return True
 
 
 def _end_run_with(server: subprocess.Popen, is_wanted: threading.Event, model: str, log: Path) -> None:
