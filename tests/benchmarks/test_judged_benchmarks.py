@@ -656,7 +656,6 @@ def test_wildbench_g_is_wildbench_with_its_references(given, protocol, monkeypat
         (("arenahard2", "--judge", "gpt-4.1"), "set OPENAI_API_KEY"),
         (("arenahard2", "--judge", "j", "--judge-url", "http://h/v1", "--key-env", "h"), "--key-env, word 1"),
         (("gsm8k", "--judge", "j"), "has no judge"),
-        (("alpacaeval2", "--judge", "local:x"), "log-probabilities"),
         (("ifeval", "--samples", "2"), "one answer a task"),
     ],
 )

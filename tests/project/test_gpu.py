@@ -62,7 +62,8 @@ def test_rewards_are_those_of_a_cpu():
 
 
 def test_a_seed_draws_the_same_completions_again(tokenizer):
-    sampler = rollout.Sampler(BASE, tokenizer, rollout.Sampling(1.0, 16), use_vllm=False)
+    model = AutoModelForCausalLM.from_pretrained(BASE).to(utils.DEVICE)
+    sampler = rollout.Sampler(rollout.Transformers(tokenizer, model), tokenizer, rollout.Sampling(1.0, 16))
     drawn = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -73,16 +74,11 @@ def test_a_seed_draws_the_same_completions_again(tokenizer):
 def test_a_second_engine_starts_where_the_first_was_closed(tokenizer):
     """The first frees its memory when it is closed; then the second samples in the same process."""
     pytest.importorskip("vllm")
+    from rlmt.vllm import Engine
+
     for _ in range(2):
-        sampler = rollout.Sampler(
-            BASE,
-            tokenizer,
-            rollout.Sampling(1.0, 16),
-            use_vllm=True,
-            max_length=256,
-            vllm_memory=0.6,
-            in_process=True,
-        )
+        engine = Engine(BASE, max_length=256, memory=0.6)
+        sampler = rollout.Sampler(engine, tokenizer, rollout.Sampling(1.0, 16))
         model = policy.Policy(AutoModelForCausalLM.from_pretrained(BASE).to(utils.DEVICE), 1.0)
         sampler.sync(model)
         samples = dict(sampler.sample(PROMPTS))
