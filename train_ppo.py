@@ -72,7 +72,6 @@ from rlmt.run import (
     constants,
     finish_run,
     parse_args,
-    refuse_unused,
     resume,
     rows_of_step,
     start_run,
@@ -148,8 +147,6 @@ class Args(RLArgs):
     """P, over all GPUs, one completion each (table 7)."""
     updates_per_rollout: int = 1
     """Optimizer steps that a rollout is split into (released configs: 1)."""
-    num_iterations: int = 1
-    """Passes over a rollout (released configs: 1)."""
     kl: Literal["loss", "reward", "none"] = "loss"
     """Penalty for leaving the reference. loss: k3 in the loss; reward: each token's reward loses its log
     ratio to the reference (k1); none: no reference model. Table 7 gives a coefficient; the released configs
@@ -493,14 +490,6 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
-    unused = {}  # flags, and why they would do nothing
-    if not wants_vllm(args.rollout):
-        unused["--importance-correction"] = "without --rollout vllm"
-    if args.updates_per_rollout * args.num_iterations == 1:
-        unused["--epsilon"] = "with one update a rollout, where no ratio is clipped"
-    if args.kl == "none":
-        unused["--kl-coef"] = "with --kl none"
-    refuse_unused(unused)
 
 
 def load_learners(
@@ -603,7 +592,7 @@ def main(args: Args) -> None:
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
-            if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
+            if args.updates_per_rollout > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
                 set_old_logprobs(model, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if has_reference:
@@ -624,20 +613,18 @@ def main(args: Args) -> None:
 
             # 4. update: policy and critic, one after the other
             updates = []
-            for iteration in range(args.num_iterations):
-                seed = (args.seed, step - 1, iteration)
-                for members in mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
-                    means |= accumulate_critic_gradients(
-                        members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
-                    )
-                    means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-                    means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-                    check_finite(means, members, step, run.folder)  # before it reaches the weights
-                    for each in (optimizer, critic_optimizer):
-                        each.step()
-                        each.zero_grad()
-                    updates.append(means)
+            for members in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+                means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
+                means |= accumulate_critic_gradients(
+                    members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
+                )
+                means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+                means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
+                check_finite(means, members, step, run.folder)  # before it reaches the weights
+                for each in (optimizer, critic_optimizer):
+                    each.step()
+                    each.zero_grad()
+                updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
             train.timer.end("update")
 
@@ -672,8 +659,8 @@ PRESETS: dict[str, dict] = {
     "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
     # of base models; the instruction of a Zero format needs room, as released
     "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
-    # 2411.15124, its math alone; it also decays both rates, gives -10 to a completion that is cut off, and clips values at
-    # 0.2 where VALUE_CLIP has 0.5
+    # 2411.15124, its math alone; it also goes four times through a rollout, decays both rates, gives -10 to a completion that
+    # is cut off, and clips values at 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
@@ -686,7 +673,6 @@ PRESETS: dict[str, dict] = {
         "learning_rate": 3e-7,
         "critic_learning_rate": 3e-7,
         "prompts_per_step": 224,
-        "num_iterations": 4,
         "temperature": 1.0,
         "critic": "reward_model",
         "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",

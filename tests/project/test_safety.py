@@ -272,7 +272,6 @@ SMALL = {
     "steps": 2,
     "save_steps": 1,
     "on_bad_format": "score",
-    "allow_truncation": True,
 }
 
 

@@ -36,7 +36,7 @@ from script_runs import run_here, write_prompts
 ROOT = Path(__file__).parents[2]
 TINY = (
     "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
-    "--max-completion-tokens 16 --allow-truncation --on-bad-format score"
+    "--max-completion-tokens 16 --on-bad-format score"
 ).split()
 
 

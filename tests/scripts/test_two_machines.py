@@ -34,7 +34,7 @@ def commands_of_two(prompts: Path, outs: list[Path]) -> list[list[str]]:
         launcher = f"""-m accelerate.commands.launch --config_file accelerate/2nodes_fsdp2.yaml --num_processes 2
             --mixed_precision no --machine_rank {rank} --main_process_ip 127.0.0.1 --main_process_port {port}"""
         script = f"""tests/fsdp_on_cpu.py train_grpo.py --preset toy --model data/toy/base --prompts {prompts} --steps 2
-            --prompts-per-step 4 --group-size 4 --max-completion-tokens 24 --allow-truncation
+            --prompts-per-step 4 --group-size 4 --max-completion-tokens 24
             --on-bad-format score --out {out}"""
         commands.append([sys.executable, *launcher.split(), *script.split()])
     return commands
