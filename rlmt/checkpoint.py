@@ -47,7 +47,7 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
             continue
         whole = full_tensor(weight.detach())
         if accelerator.is_main_process:
-            on_cpu[name] = whole.cpu()
+            on_cpu[name] = whole.to("cpu", copy=True)  # a gathered one may be a view of a larger buffer
     if not accelerator.is_main_process:
         return
 
