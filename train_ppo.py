@@ -313,7 +313,7 @@ def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
 
     A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    return load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS", zero_head=True)
+    return load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS")
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

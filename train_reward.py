@@ -243,13 +243,8 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     prompts = sorted({json.dumps(row["messages"]) for row in preferences})
     random.Random(seed).shuffle(prompts)
     held_out_prompts = set(prompts[: max(2, int(share * len(prompts)))])
-    train = []
-    held_out = []
-    for row in preferences:
-        if json.dumps(row["messages"]) in held_out_prompts:
-            held_out.append(row)
-        else:
-            train.append(row)
+    train = [row for row in preferences if json.dumps(row["messages"]) not in held_out_prompts]
+    held_out = [row for row in preferences if json.dumps(row["messages"]) in held_out_prompts]
     return train, held_out
 
 
@@ -295,26 +290,14 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 
 
 def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Learner:
-    """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
+    """Loads the classifier, of a resumed run from the checkpoint in `folder`, and makes its optimizer."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
     model = load_trained(args.model, args, folder, AutoModelForSequenceClassification, "SEQ_CLS")
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
-    learner = prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
-    load_optimizers(folder, {"model": learner})
-    return learner
-
-
-def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rewards (B,) of the chosen and of the rejected sides, in one forward."""
-    sides = [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs]
-    no_prompts = [[]] * len(sides)  # prompt and answer are one text
-    batch = collate_ids(no_prompts, sides, pad_token_id, device)
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    chosen, rejected = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
-    return chosen, rejected
+    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
 
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
@@ -322,8 +305,13 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
     batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
     scored = []
     for i, members in enumerate(batches):
+        sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
+        no_prompts = [[]] * len(sides)  # prompt and answer are one text
+        batch = collate_ids(no_prompts, sides, pad_token_id, accelerator.device)
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            rewards = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+            chosen, rejected = rewards.chunk(2)
             loss = bradley_terry_loss(chosen, rejected)
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss.sum() / args.batch_size * accelerator.num_processes)
@@ -384,11 +372,12 @@ def main(args: Args) -> None:
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    learner = load_learner(args, run.checkpoint, tokenizer, accelerator)
-    model, optimizer = learner
+    learners = {"model": load_learner(args, run.checkpoint, tokenizer, accelerator)}
+    load_optimizers(run.checkpoint, learners)
+    model, optimizer = learners["model"]
 
     # --- train
-    with training(run, {"model": learner}, tokenizer, steps, COLUMNS) as train:
+    with training(run, learners, tokenizer, steps, COLUMNS) as train:
         for step in train.steps():
             members = rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
@@ -410,7 +399,7 @@ def main(args: Args) -> None:
 
     # --- save and measure
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    del learner, model, optimizer, train
+    del learners, model, optimizer, train
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:

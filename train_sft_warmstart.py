@@ -23,7 +23,6 @@ ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import (
@@ -62,7 +61,7 @@ from rlmt.run import (
     training,
 )
 
-from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
+from utils import THINK_FORMATS, fail, join_thinking, or_fail
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
@@ -179,8 +178,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
     reasons = dict(Counter(row["reason"] for row in dropped))
     lengths = [n_tokens_of(row) for row in kept]
     accelerator.print(
-        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
-        f"{sum(lengths) / max(1, len(kept)):.0f} tokens a row"
+        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; {sum(lengths)} tokens"
     )
     if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
@@ -230,26 +228,11 @@ def accumulate_gradients(
 # --- the run
 
 
-def summarize(run: Path, steps: int, token_rows: list[TokenRow], dropped: list[dict]) -> dict:
-    """Returns what summary.json says. Only the main process, which writes it, is sure to see all losses."""
-    losses = [row["loss"] for row in read_log(run / "metrics.jsonl")]
-    return {
-        "steps": steps,
-        "n_rows": len(token_rows),
-        "dropped": dict(Counter(row["reason"] for row in dropped)),
-        "tokens": sum(n_tokens_of(row) for row in token_rows),
-        "loss": sum(losses) / max(1, len(losses)),
-    }
-
-
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    or_fail(check_think_format, args.think_format)
-    if THINK_FORMATS[args.think_format].instruction:
-        fail(
-            f"--think-format {args.think_format} is asked for by an instruction, without a warm start; "
-            "use think or plain"
-        )
+    taught = [name for name, described in THINK_FORMATS.items() if not described.instruction]
+    if args.think_format not in taught:  # a Zero format is asked for by an instruction
+        fail(f"--think-format {args.think_format} has no warm start; use {' or '.join(taught)}")
     if args.batch_size % accelerator.num_processes:
         fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
@@ -279,10 +262,9 @@ def main(args: Args) -> None:
 
     # --- model
     betas = (ADAM_BETA_1, ADAM_BETA_2)
-    learner = load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)
-    learners = {"model": learner}
+    learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)}
     load_optimizers(run.checkpoint, learners)
-    model, optimizer = learner
+    model, optimizer = learners["model"]
 
     # --- train
     with training(run, learners, tokenizer, steps, COLUMNS) as train:
@@ -308,7 +290,16 @@ def main(args: Args) -> None:
 
     # --- save
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    finish_run(run.folder, summarize(run.folder, steps, token_rows, dropped))
+    losses = [row["loss"] for row in read_log(run.folder / "metrics.jsonl")]
+    summary = {
+        "steps": steps,
+        "n_rows": len(token_rows),
+        "dropped": dict(Counter(row["reason"] for row in dropped)),
+        "tokens": sum(map(n_tokens_of, token_rows)),
+        # only the main process, which writes it, is sure to see all losses
+        "loss": sum(losses) / max(1, len(losses)),
+    }
+    finish_run(run.folder, summary)
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs

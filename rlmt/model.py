@@ -189,7 +189,6 @@ def load_trained(
     folder: Path | None = None,
     auto_class=None,
     task_type: str = "CAUSAL_LM",
-    zero_head: bool = False,
 ) -> nn.Module:
     """Loads a model to train: a causal language model, or another that `auto_class` makes.
 
@@ -197,7 +196,7 @@ def load_trained(
     the checkpoint `folder`.
 
     `task_type`: peft's name of the model. "TOKEN_CLS" and "SEQ_CLS" are classifiers with one output: PPO's critic, a
-    reward model. Their head is trained whole, also with LoRA. If `path` lacks it, it is random, or zero with `zero_head`.
+    reward model. Their head is trained whole, also with LoRA. If `path` lacks it, it is zero in a critic, else random.
     """
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
     if args.lora_r:  # but for the adapter and a head nothing learns
@@ -209,7 +208,8 @@ def load_trained(
     if task_type != "CAUSAL_LM":
         config.num_labels = 1
         head = ["score"]
-    if task_type == "TOKEN_CLS":
+    is_critic = task_type == "TOKEN_CLS"
+    if is_critic:
         config.classifier_dropout = 0.0  # its default is 0.1
     model, missing = load_weights(
         auto_class or transformers.AutoModelForCausalLM,
@@ -220,7 +220,7 @@ def load_trained(
         config=config,
         load_in_4bit=args.load_in_4bit,
     )
-    if zero_head:
+    if is_critic:
         for name in missing:
             nn.init.zeros_(model.get_parameter(name))
     if args.lora_r:
@@ -496,13 +496,13 @@ def micro_batches(
     return batches
 
 
-def _padded_tokens(rows: list, lengths: Callable[[object], tuple[int, int]]) -> int:
+def _padded_tokens(rows: list, lengths: Callable) -> int:
     """Returns the tokens of rows whose two parts are padded to the longest ones."""
     pairs = [lengths(row) for row in rows]
     return len(rows) * sum(map(max, zip(*pairs)))
 
 
-def _chunks(rows: list, max_tokens: int, lengths: Callable[[object], tuple[int, int]]) -> list[list]:
+def _chunks(rows: list, max_tokens: int, lengths: Callable) -> list[list]:
     """Cuts rows into chunks of consecutive ones; padded, each chunk of several has at most `max_tokens`."""
     chunks = []
     for row in rows:

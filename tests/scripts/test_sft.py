@@ -128,8 +128,12 @@ LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
         (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
         (MANY[:8], {}, "only 8 of 8 traces can be trained on ({}), and a step takes --batch-size 16"),
         (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
-        (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
-        (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),
+        (
+            MANY,
+            {"think_format": "zero_think"},
+            "--think-format zero_think has no warm start; use think or plain",
+        ),
+        (MANY, {"think_format": "thinking"}, "--think-format thinking has no warm start; use think or plain"),
         ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
     ],
 )
