@@ -496,7 +496,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
 
 def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
     """Several updates a rollout: the ratio is 1 in the first one only."""
-    accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    accelerator = policy.start_accelerator()
     model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
     completions = grpo_updates.stored_completions(6, 1)[0]
     policy.set_old_logprobs(model, completions, 200, 0, accelerator)
