@@ -157,7 +157,7 @@ def compare_with_length(margins: list[float], pairs: list["Pair"]) -> dict:
     n_prompts = equal["prompt"].nunique()
     if n_prompts > 1:
         accuracy = equal["right"].mean()
-        # the pairs of a prompt often share an answer: counted as independent, they would look like more evidence
+        # pairs of a prompt often share an answer: counted as independent, they would look like more evidence
         deviations = (equal["right"] - accuracy).groupby(equal["prompt"]).sum()
         variance = (deviations**2).sum() * n_prompts / (n_prompts - 1)
         result["equal_length"] = {
@@ -200,7 +200,7 @@ class Pair:
 
 
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns a pair's tokens for micro_batches: prompt and answer are one text, and the shorter side is padded."""
+    """Returns a pair's tokens for micro_batches: prompt and answer are one text, the shorter side is padded."""
     return 2 * pair.longest, 0
 
 
@@ -211,7 +211,8 @@ def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
         thinking = row.get(f"{side}_thinking")
         if thinking is None:
             fail(
-                f"row {row['id']} has neither '{side}_thinking' nor thinking in its {side!r}; use --reward-on response"
+                f"row {row['id']} has neither '{side}_thinking' nor thinking in its {side!r}; "
+                "use --reward-on response"
             )
         text = join_thinking(thinking, text, "think")
     messages = [*row["messages"], {"role": "assistant", "content": text}]
@@ -267,7 +268,8 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
         for row in held_out_rows:
             if json.dumps(row["messages"]) in trained:  # it would measure what was learned by heart
                 fail(
-                    f"--held-out-pairs: the prompt of row {row['id']} is in --pairs as well; take it out of one"
+                    f"--held-out-pairs: the prompt of row {row['id']} is in --pairs as well; "
+                    "take it out of one of them"
                 )
     else:
         train_rows, held_out_rows = split_by_prompt(train_rows, args.held_out, args.seed)

@@ -188,8 +188,9 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
         )
     if len(kept) < max(args.batch_size, n_traces / 2):
         fail(
-            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}), and a step takes "
-            f"--batch-size {args.batch_size}; data/README.md explains the reasons, and the forms of a trace"
+            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}), "
+            f"and a step takes --batch-size {args.batch_size}; data/README.md explains the reasons, "
+            "and the forms of a trace"
         )
     check_context(args.model, max(lengths), f"--max-length {args.max_length}")
     return kept, dropped

@@ -32,7 +32,7 @@ MAIN = "model"  # name of the learner that becomes run/model; its files lie in a
 
 
 def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge: bool = True) -> None:
-    """Saves a transformers model as an ordinary folder. `merge`: LoRA is merged; False saves the adapter alone.
+    """Saves a transformers model as an ordinary folder, LoRA merged; without `merge` its adapter alone.
 
     Under FSDP2 all processes gather the weights, one after the other; the main process keeps and writes them.
     """

@@ -144,7 +144,7 @@ def load_weights(
         # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = transformers.GenerationConfig.from_model_config(config)
     for module in model.modules():
-        # on a CPU bitsandbytes packs 4-bit weights of a model that evaluates: they would have no gradient after
+        # on a CPU bitsandbytes would pack 4-bit weights of a model that evaluates: no gradient after
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model, missing
@@ -192,11 +192,9 @@ def load_trained(
 ) -> nn.Module:
     """Loads a model to train: a causal language model, or another that `auto_class` makes.
 
-    All weights are trained, or with LoRA an adapter on all linear layers. A resumed run takes what was trained from
-    the checkpoint `folder`.
-
-    `task_type`: peft's name of the model. "TOKEN_CLS" and "SEQ_CLS" are classifiers with one output: PPO's critic, a
-    reward model. Their head is trained whole, also with LoRA. If `path` lacks it, it is zero in a critic, else random.
+    All weights are trained, or with LoRA an adapter. A resumed run takes them from the checkpoint `folder`.
+    `task_type`: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have one
+    output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a critic, else random.
     """
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
     if args.lora_r:  # but for the adapter and a head nothing learns
@@ -577,7 +575,7 @@ def set_reference_logprobs(
     accelerator: Accelerator,
     field: str = "reference_logprobs",
 ) -> None:
-    """Notes the reference's log-probabilities in a field of the completions; see `compute_reference_logprobs`."""
+    """Notes the reference's log-probabilities in a field of completions; see `compute_reference_logprobs`."""
     for members in micro_batches(completions, max_tokens, accelerator):
         inputs = _inputs_of(members, pad_token_id, accelerator)
         logprobs = compute_reference_logprobs(model, reference, inputs)

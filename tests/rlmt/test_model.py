@@ -218,7 +218,7 @@ def padded(lengths: list[tuple[int, int]]) -> int:
 @pytest.mark.parametrize("max_tokens", [700, 300, 150, 80])
 @pytest.mark.parametrize("n_others", [1, 5, 8])
 def test_micro_batches_are_the_best_cut(max_tokens, n_others):
-    """Against all cuts of eight rows into at most as many; as many as another process has, if that has more."""
+    """Against all cuts of eight rows into at most as many; as many as another process has, if it has more."""
     rows = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
     alone = policy.micro_batches(rows, max_tokens, lengths=lambda row: row)
     assert sum(alone, []) == rows
