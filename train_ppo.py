@@ -52,10 +52,10 @@ from rlmt.model import (
     collate,
     count_trained_tokens,
     gradient_exchange,
-    load_classifier,
     load_learner,
     load_policy_tokenizer,
     load_reference,
+    load_trained,
     micro_batches,
     n_tokens_of,
     pad,
@@ -310,7 +310,7 @@ def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
 
     A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    return load_classifier(AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True)
+    return load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS")
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -279,7 +279,7 @@ def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
     """A run folder of somebody else's and --resume."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    (tmp_path / "optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
+    (tmp_path / "model-optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
     policy.start_accelerator()
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         checkpoint.load_optimizer(tmp_path, "model", optimizer)

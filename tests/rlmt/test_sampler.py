@@ -28,6 +28,7 @@ from rlmt import chat as templates
 from rlmt import vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sample, Sampler, Sampling
+from rlmt.run import RunArgs
 from rlmt.sampler import ThinkingBudget
 from rlmt import chat
 
@@ -84,7 +85,7 @@ def untied(tokenizer, tmp_path_factory) -> str:
 def saved(tokenizer, tmp_path_factory) -> str:
     """Saves data/toy/base, whose head is tied, as a training script does."""
     folder = tmp_path_factory.mktemp("saved") / "model"
-    model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
     checkpoint.save_model(folder, model, tokenizer, policy.start_accelerator())
     return str(folder)
 
@@ -139,7 +140,7 @@ def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> floa
 def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts):
     torch.manual_seed(1)
     if kind == "LoRA":
-        model = policy.load_policy(BASE, 4, False)
+        model = policy.load_trained(BASE, RunArgs(gradient_checkpointing=False, lora_r=4))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.data.normal_(std=0.1)
@@ -309,7 +310,7 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
 
 
 def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, tokenizer, prompts):
-    model = policy.load_policy(BASE, 0, gradient_checkpointing=True)
+    model = policy.load_trained(BASE, RunArgs())
     sampler = Sampler(BASE, tokenizer, Sampling(0.0, 8), use_vllm=False, in_process=True)
     assert sampler.policy is None  # no second copy is loaded
     sampler.sync(policy.Policy(model, 1.0))

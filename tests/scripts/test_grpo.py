@@ -300,7 +300,9 @@ def test_the_gradient_as_released_is_that_of_single_completions_averaged():
     )
     accelerator = policy.start_accelerator()
     torch.manual_seed(0)
-    model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
+    model = policy.Policy(
+        policy.load_trained("data/toy/base", rlmt_run.RunArgs(gradient_checkpointing=False)), 0.9
+    )
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
     for weight in model.parameters():  # away from the reference, so that the KL has a gradient
         weight.data += 0.02 * torch.randn_like(weight)
@@ -446,8 +448,8 @@ def test_a_run_in_bfloat16(prompts, tmp_path):
         rlmt_data.read_log(run / "metrics.jsonl")[0]["kl"] == 0
     )  # the reference computes as the policy does
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
-    states = torch.load(run / "checkpoint-2" / "optimizer-rank0.pt", weights_only=True)
-    assert {state["exp_avg"].dtype for state in states} == {torch.float32}
+    states = torch.load(run / "checkpoint-2" / "model-optimizer-rank0.pt", weights_only=True)
+    assert {state["exp_avg"].dtype for state in states["state"].values()} == {torch.float32}
     assert json.loads((run / "config.json").read_text())["args"]["dtype"] == "bfloat16"
 
 
@@ -502,7 +504,7 @@ def test_what_a_run_writes_and_training_on(prompts, tmp_path, capsys):
 
 def test_old_logprobs_are_those_of_the_sampling_policy(prompts):
     """Several updates a rollout: the ratio is 1 in the first one only."""
-    accelerator = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+    accelerator = policy.start_accelerator()
     model = policy.Policy(AutoModelForCausalLM.from_pretrained("data/toy/base"), 1.0)
     completions = grpo_updates.stored_completions(6, 1)[0]
     policy.set_old_logprobs(model, completions, 200, 0, accelerator)

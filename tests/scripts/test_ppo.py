@@ -20,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
+from rlmt.run import RunArgs
 import train_ppo
 from rewards import dense
 from rlmt import data as rlmt_data
@@ -310,7 +311,7 @@ def test_kl_in_the_reward_is_the_log_ratio_of_every_token(accelerator):
     torch.manual_seed(0)
     completions = ppo_updates.stored_conversations()[0]
     reference = policy.load_reference("data/toy/base", 0.9, accelerator)
-    model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
+    model = policy.Policy(policy.load_trained("data/toy/base", RunArgs(gradient_checkpointing=False)), 0.9)
     for weight in model.parameters():
         weight.data += 0.01 * torch.randn_like(weight)
     policy.set_old_logprobs(model, completions, 300, 0, accelerator)

@@ -72,7 +72,7 @@ def test_two_machines_write_one_run(prompts, tmp_path):
     assert len((run / "command.txt").read_text().splitlines()) == 1
     assert "step 2/2" in printed[0] and "step " not in printed[1]
     written = {path.name for path in (run / "checkpoint-2").iterdir()}
-    assert {"optimizer-rank0.pt", "optimizer-rank1.pt", "complete"} < written
+    assert {"model-optimizer-rank0.pt", "model-optimizer-rank1.pt", "complete"} < written
     assert shapes_of(run / "model") == shapes_of(ROOT / "data/toy/base")
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "run", "output-0", "output-1"}
 
