@@ -77,32 +77,23 @@ def zero_template(instruction: str) -> str:
     return _BOS + "{{ " + json.dumps(instruction.rstrip(), ensure_ascii=False) + " }}\n\n" + _TURNS
 
 
-def check_instruction(path: str, text: str, think_format: str) -> None:
-    """Raises ValueError unless the text of a file that is no Jinja asks for the tags of a Zero format."""
-    wanted = THINK_FORMATS[think_format]
-    if not wanted.instruction:
-        raise ValueError(
-            f"--chat-template {path}: no Jinja in it; a plain text is the instruction of the formats zero_think and "
-            "zero_plain"
-        )
-    missing = [tag for tag in wanted.tags if tag not in text]
-    if missing:
-        raise ValueError(f"--chat-template {path}: it does not ask for {', '.join(missing)} ({think_format})")
-
-
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
-    instruction = THINK_FORMATS[think_format].instruction
+    wanted = THINK_FORMATS[think_format]
     if chat_template != "auto":
         text = Path(chat_template).read_text()
         if "{{" in text:  # Jinja
             return chat_template, text
-        check_instruction(chat_template, text, think_format)
+        if not wanted.instruction or not all(tag in text for tag in wanted.tags):
+            raise ValueError(
+                f"--chat-template {chat_template}: no Jinja in it, nor is it an instruction of the format "
+                f"{think_format}: only zero_think and zero_plain have one, which asks for all their tags"
+            )
         return chat_template, zero_template(text)
-    if instruction:
-        return think_format, zero_template(instruction)
+    if wanted.instruction:
+        return think_format, zero_template(wanted.instruction)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
@@ -126,8 +117,6 @@ def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
             return token
     special = control_tokens(tokenizer).keys() - {end}
     others = set(vocabulary.values()) - {end}
-    if not others:
-        raise ValueError("this tokenizer has a single token")
     return tokenizer.convert_ids_to_tokens(max(special or others))
 
 
@@ -217,13 +206,7 @@ def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
     """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
-    messages = without_control(tokenizer, messages)
-    ids = render(tokenizer, messages, add_generation_prompt=True)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise ValueError(
-            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
-        )
-    return ids
+    return render(tokenizer, without_control(tokenizer, messages), add_generation_prompt=True)
 
 
 def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -231,11 +214,11 @@ def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
 
 
-def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
-    """Returns why a completion cannot be trained on; "" if it can.
+def flaw_of_text(text: str, think_format: str) -> str:
+    """Returns why a completion is not exactly one of its think format; "" if it is.
 
-    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often),
-    `control_token` or `text_after_response`.
+    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often) or
+    `text_after_response`.
     """
     status = split_thinking(text, think_format).status
     if status != "ok":
@@ -244,13 +227,18 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
     if any(text.count(tag) > expected.tags.count(tag) for tag in TAGS):
         return "tag_inside_text"
     if not text.rstrip().endswith(expected.stop):
-        return "text_after_response"
-    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
-        return "control_token"
+        return "text_after_response"  # the parser cuts it off
     return ""
 
 
-# --- 4. what a model's folder says of it
+def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
+    """Returns why a completion cannot be trained on, as `flaw_of_text` or `control_token`; "" if it can."""
+    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    return flaw_of_text(text, think_format)
+
+
+# --- 3. what a model's folder says of it
 
 
 def read_trained_as(model: str) -> dict:
