@@ -116,26 +116,16 @@ def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
         if vocabulary.get(token, end) != end:
             return token
     special = control_tokens(tokenizer).keys() - {end}
-    others = set(vocabulary.values()) - {end}
-    return tokenizer.convert_ids_to_tokens(max(special or others))
-
-
-def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
-    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
-    for tag in THINK_FORMATS[think_format].tags:
-        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
-            return tag
-    return ""
+    return tokenizer.convert_ids_to_tokens(max(special or set(vocabulary.values()) - {end}))
 
 
 def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
-    """Raises ValueError if the tokenizer cannot write a tag of the format."""
-    tag = unwritable_tag(tokenizer, think_format)
-    if tag:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
-            f"{think_format!r}; choose another tag or another model"
-        )
+    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
+    for tag in THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            raise ValueError(
+                f"{tokenizer.name_or_path} cannot write {tag!r} of {think_format!r}; choose another model"
+            )
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -158,16 +148,14 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     name, text = choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 
-    ends = ends_of_template(tokenizer)
-    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
-    if leaves_end_to_model and tokenizer.eos_token_id is not None:
-        ends = [tokenizer.eos_token_id]
-    if not ends:
+    end = tokenizer.eos_token_id
+    if closing_ids(tokenizer):  # else the template leaves the end to the model, as the authors' for Zero do
+        end = next(iter(ends_of_template(tokenizer)), None)
+    if end is None:
         raise ValueError(
-            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
+            f"the chat template {name} ends no turn by a special token; pass --chat-template FILE"
         )
 
-    end = ends[0]
     own_ends = getattr(tokenizer, "own_ends", [])
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
     tokenizer.trained_as = {"think_format": think_format}
@@ -267,8 +255,8 @@ def _format_of_longcot(model: str, config: dict) -> str:
     if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
         return "think"
     for name, known in THINK_FORMATS.items():
-        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
-        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
+        marks = (known.thinking_tags or ("",))[0], known.opens_response
+        if known.tags and marks == (opens_thinking, opens_response):
             return name
     fail(
         f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
@@ -285,16 +273,9 @@ def _template_has(model: str, tag: str) -> bool:
     return False
 
 
+@functools.cache  # the hub is asked once
 def _find_file(model: str, name: str) -> Path | None:
     """Returns a file of a model folder or hub name; None if there is none."""
-    if not Path(model).is_dir():
-        return _find_on_hub(model, name)
-    path = Path(model) / name
-    return path if path.exists() else None
-
-
-@functools.cache  # an evaluation asks once an answer
-def _find_on_hub(model: str, name: str) -> Path | None:
     try:
         return Path(cached_file(model, name))
     except OSError:  # it is not there, or nothing can be reached: loading the model says which
@@ -312,23 +293,15 @@ def context_length(config) -> int:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing.
 
-    Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
     """
-    pickled = sorted(Path(path).glob("*model*.bin"))
-    if pickled and not any(Path(path).glob("*.safetensors")):
-        fail(
-            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. "
-            "Convert it if you trust it"
-        )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
         fail(
-            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({reason})"
+            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({error})"
         )
 
     tokenizer.own_ends = []
