@@ -41,6 +41,11 @@ def drop_if(is_flawed: bool, reason: str) -> None:
         raise Dropped(reason)
 
 
+def fail_at(name: Path | str, number: int, row: dict, error: Exception) -> None:
+    """Exits with 2 and one line that names a row and its fields."""
+    fail(f"{name}:{number}: {error}; the row has {', '.join(row)}; data/README.md has the forms")
+
+
 # --- 1. where rows come from
 
 
@@ -329,7 +334,7 @@ def _read(
         except Dropped as reason:
             dropped.append({"id": row["id"], "reason": str(reason)})
         except ValueError as error:
-            fail(f"{name}:{number}: {error}; the row has {', '.join(row)}; data/README.md has the forms")
+            fail_at(name, number, row, error)
         else:
             found.append(converted)
     if not found and not dropped:
