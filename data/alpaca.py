@@ -16,7 +16,6 @@ instructions, and each is measured on the other's.
 
 import hashlib
 import itertools
-import json
 import random
 import subprocess
 import tempfile
@@ -145,7 +144,7 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
 
 
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Makes the folder `out` with the three files and report.json, and prints how many rows they have.
+    """Makes the folder `out` with the three files, and prints how many rows they have.
 
     Args:
         source: folder of a copy of the repository, or a URL for git. None: GitHub.
@@ -160,12 +159,7 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
             download(source, revision, Path(folder))
             answers = read_answers(Path(folder))
 
-    print(f"{source}: {len(answers)} instructions")
-    report = {"input": source, "revision": revision, "models": MODELS, "files": {}}
     out.mkdir(parents=True)
     for name, rows in make_rows(answers).items():
-        text = to_jsonl(rows, ensure_ascii=False)
-        (out / f"{name}.jsonl").write_text(text)
-        print(f"  {name}.jsonl: {len(rows)} rows")
-        report["files"][name] = {"rows": len(rows), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (out / f"{name}.jsonl").write_text(to_jsonl(rows, ensure_ascii=False))
+        print(f"  {name}.jsonl: {len(rows)} rows of {len(answers)} instructions")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import hashlib
 import json
 import shlex
 import shutil
@@ -531,9 +530,6 @@ def test_alpaca_pairs_and_plans(tmp_path, capsys):
     files = {}
     for path in out.glob("*.jsonl"):
         files[path.stem] = [json.loads(line) for line in path.read_text().splitlines()]
-        report = json.loads((out / "report.json").read_text())["files"][path.stem]
-        assert report["rows"] == len(files[path.stem])
-        assert report["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
     rank = {model: i / 59 for i, model in enumerate(alpaca.MODELS)}
     seen = {}
