@@ -23,8 +23,8 @@ SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 # fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's turn
 ANSWER_FIELDS = ("response", "completion", "output")
 THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
-# what servers write when an answer came to its end: OpenAI's and vLLM's, Anthropic's, TGI's
-FINISHED = ("stop", "end_turn", "stop_sequence", "eos_token")
+# what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's
+FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token")
 
 
 class BadInput(ValueError):
@@ -74,7 +74,7 @@ def read_source(
     elif place.endswith(FILE_TYPES) and not path.exists():
         fail(f"{flag} {name}: no such file; see data/README.md (data/toy: python -m data.toy.world)")
     else:
-        rows = enumerate(_read_set(place, "".join(parts), split, revision), 1)
+        rows = enumerate(_read_set(place, parts, split, revision), 1)
 
     try:
         for number, row in rows:
@@ -105,8 +105,11 @@ def _read_file(path: Path) -> Iterator[tuple[int, object]]:
                 yield number, row
 
 
-def _read_set(place: str, configuration: str, split: str, revision: str | None) -> Iterator[dict]:
-    """Yields the rows of a table, a folder, or a data set on the hub; `datasets` has a cache for them."""
+def _read_set(place: str, configuration: list[str], split: str, revision: str | None) -> Iterator[dict]:
+    """Yields the rows of a table, a folder, or a data set on the hub; `datasets` has a cache for them.
+
+    `configuration` is empty where there is only one.
+    """
     import datasets  # slow to import, and JSON does not need it
 
     if place.endswith(".parquet"):
@@ -116,7 +119,7 @@ def _read_set(place: str, configuration: str, split: str, revision: str | None) 
     elif (Path(place) / "dataset_dict.json").exists():
         splits = datasets.load_from_disk(place)
     else:
-        splits = datasets.load_dataset(place, configuration or None, revision=revision)
+        splits = datasets.load_dataset(place, *configuration, revision=revision)
     if not split:
         split = "test" if "test" in splits else next(iter(splits))
     if split not in splits:
@@ -247,7 +250,7 @@ def to_trace(row: dict) -> dict:
 
     Raises Dropped for an answer that did not come to its end (`finish_reason`), or whose tags fit no think format.
     """
-    finish_reason = str(row.get("finish_reason") or "stop").lower()
+    finish_reason = row.get("finish_reason") or "stop"
     drop_if(finish_reason not in FINISHED, f"finish_reason_{finish_reason}")
     name = first_field(row, ANSWER_FIELDS) or "messages"
     messages, answer = answer_of(row, name)
@@ -387,7 +390,7 @@ def load_prompts(
     if dropped:
         summary += f", the first: {dropped[0]}"
     if len(kept) < n_needed:
-        fail(f"{flag} {summary}; {n_needed} are needed")
+        fail(f"{flag} {summary}; {n_needed} are needed (--prompts-per-step)")
     PartialState().print(summary)  # on the main process
     return kept, dropped
 
@@ -445,10 +448,10 @@ def read_log(path: Path) -> list[dict]:
     """Reads a log that one process appends to, [] if there is none; removes a last line that a kill cut off."""
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")
-    if lines[-1]:
-        write_file(path, "".join(line + "\n" for line in lines[:-1]))
-    return [json.loads(line) for line in lines[:-1]]
+    *lines, torn = path.read_text().split("\n")
+    if torn:
+        write_file(path, "".join(line + "\n" for line in lines))
+    return [json.loads(line) for line in lines]
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:

@@ -478,18 +478,18 @@ def test_hub_data_sets(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "kind, name, asked",
     [
-        ("wildbench", None, ("allenai/WildBench", "v2", "test")),
-        ("verifiable", None, ("openai/gsm8k", "main", "train")),
-        ("ultrafeedback", None, ("HuggingFaceH4/ultrafeedback_binarized", None, "train_prefs")),
-        ("tulu3-teacher", None, ("allenai/tulu-3-sft-mixture", None, "train")),
-        ("wildchat-if", "o/d:val", ("o/d", None, "val")),
+        ("wildbench", None, ("allenai/WildBench", ("v2",), "test")),
+        ("verifiable", None, ("openai/gsm8k", ("main",), "train")),
+        ("ultrafeedback", None, ("HuggingFaceH4/ultrafeedback_binarized", (), "train_prefs")),
+        ("tulu3-teacher", None, ("allenai/tulu-3-sft-mixture", (), "train")),
+        ("wildchat-if", "o/d:val", ("o/d", (), "val")),
     ],
 )
 def test_names_of_hub_data_sets(tmp_path, capsys, monkeypatch, kind, name, asked):
     """What the library is asked for, which then has none of the splits."""
     calls = []
 
-    def load_dataset(place, configuration, revision):
+    def load_dataset(place, *configuration, revision):
         calls.append((place, configuration, revision))
         return {}
 
