@@ -273,9 +273,15 @@ def _template_has(model: str, tag: str) -> bool:
     return False
 
 
-@functools.cache  # the hub is asked once
 def _find_file(model: str, name: str) -> Path | None:
     """Returns a file of a model folder or hub name; None if there is none."""
+    if not Path(model).is_dir():
+        return _find_on_hub(model, name)
+    return next(Path(model).glob(name), None)
+
+
+@functools.cache  # an evaluation asks once per answer
+def _find_on_hub(model: str, name: str) -> Path | None:
     try:
         return Path(cached_file(model, name))
     except OSError:  # it is not there, or nothing can be reached: loading the model says which
