@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlmt.data import is_hub_name, no_such_file, read_hub, read_rows
+from rlmt.data import read_rows, read_source
 from utils import fail
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -35,13 +35,9 @@ def load(data: Path, pattern: str, *fields: str) -> list:
     if data.exists():
         source = find_file(data, pattern)
         tasks = read_file(source)
-    elif is_hub_name(str(data)):
-        source = data
-        hub_name, _, configuration = str(data).partition(":")
-        numbered_tasks = read_hub(hub_name, configuration or None, None, None, "--data")
-        tasks = [task for _, task in numbered_tasks]
     else:
-        fail(f"--data {data}: {no_such_file(str(data))}")
+        source = data
+        tasks = [task for _, task in read_source(str(data), "--data", split="")]
 
     for number, task in enumerate(tasks, 1):
         for name in fields:

@@ -540,7 +540,7 @@ def test_bad_files(tmp_path, capsys):
     message = lambda rows, data=data: refused(capsys, "gsm8k", rows, data, tmp_path)
     row = [{"question": "Q", "response": "x"}]
     assert "none.jsonl: no such file" in message(tmp_path / "none.jsonl")
-    assert "no such file" in message(row, tmp_path / "none")
+    assert "cannot be read, here or from the hub" in message(row, tmp_path / "none")
     (tmp_path / "torn.jsonl").write_text('{"question": "Q", "response": "x"}\n{"quest')
     assert "torn.jsonl:2: not JSON" in message(tmp_path / "torn.jsonl")
     (tmp_path / "test.json").write_text("[1, 2")
@@ -680,7 +680,7 @@ def test_best_of_n_by_a_reward_model(run, tmp_path):
     [
         (["gsm8k"], "--data is missing"),
         (["gsm8k", "--data", "."], "--model is missing"),
-        (["gsm8k", "--data", "no/such", "--model", "m"], "neither a file or folder here, nor can any split"),
+        (["gsm8k", "--data", "no/such", "--model", "m"], "cannot be read, here or from the hub"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, run):

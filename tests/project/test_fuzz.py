@@ -523,7 +523,6 @@ fields = st.fixed_dictionaries(
 @example({"thinking": [], "response": 5}, "think")
 @example({"thinking": "\ud800", "response": "y"}, "think")
 @example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
-@example({"id": [1], "thinking": "z", "response": "y"}, "think")
 def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
     path, tokenizer = (
         tmp_path_factory.getbasetemp() / "types.jsonl",
@@ -538,8 +537,8 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         kept, dropped = train_sft_warmstart.build_rows(traces, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) + len(unread) == 1
     pairs = fails(train_dpo.load_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
-    assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(load_prompts, str(path), tokenizer, 1)
+    assert str(path) in pairs if isinstance(pairs, str) else len(pairs[0]) + len(pairs[1]) == 1
+    prompts = fails(load_prompts, str(path), tokenizer, 1, "--prompts", 0)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
@@ -558,7 +557,7 @@ def test_forms_of_any_values(tmp_path_factory, row):
     for reader in (read_traces, read_pairs):
         found = fails(reader, path)
         if isinstance(found, str):
-            assert f"{path}:1: " in found and "the row: {" in found
+            assert f"{path}:1: " in found and "the row has" in found
         else:
             kept, dropped = found
             assert len(kept) + len(dropped) == 1

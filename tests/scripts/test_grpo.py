@@ -590,7 +590,7 @@ def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_promp
         (["--updates-per-rollout", "3"], "cannot be split into --updates-per-rollout 3"),
         (["--model", "data"], "data is neither a model folder"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--prompts-per-step", "40"], "are fewer than --prompts-per-step 40"),
+        (["--prompts-per-step", "40"], "40 are needed (--prompts-per-step)"),
         (["--reward-model", "data"], "data is neither a model folder"),
         (["--max-completion-tokens", "500"], "628 tokens are more than the 512"),
         (["--gold", "nowhere.py:f"], "is not file.py:function"),

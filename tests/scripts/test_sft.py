@@ -134,7 +134,7 @@ LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
             "--think-format zero_think has no warm start; use think or plain",
         ),
         (MANY, {"think_format": "thinking"}, "--think-format thinking has no warm start; use think or plain"),
-        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
+        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "({'not_ending_in_assistant': 1})"),
     ],
 )
 def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys):
