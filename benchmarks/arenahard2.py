@@ -24,7 +24,7 @@ import numpy as np
 from rlmt.data import read_rows
 from utils import fail
 from benchmarks.judge_template import Placeholders
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
+from benchmarks.scoring import bootstrap, count_rows, for_summary, get_field, load_sibling, match_rows, mean, task_means
 from benchmarks.shared import said
 
 KEYS = ("uid",)
@@ -282,17 +282,13 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     the plain keys.
     """
     tasks = load_tasks(data)
-    if len({row.get("model") for row in rows}) > 1:
-        fail(f"{source}: rows of several models; score one at a time")
-
     results = match_rows(rows, tasks, KEYS, source)
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
-        baseline = row.get("baseline_metadata") or (task["baseline"] or {}).get("metadata")
         result["category"] = task["category"]
         result["style"] = None
-        if row.get("model_metadata") and baseline:
-            result["style"] = style_features(row["model_metadata"], baseline)
+        if row.get("model_metadata") and task["baseline"]:
+            result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
                 result[game] = parse_reply(text or "")
@@ -312,9 +308,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             )
         # prompts of another category are not missing
         counted_tasks = [task if task["category"] == category else {"excluded": "category"} for task in tasks]
-        counts = count_rows(of_category, counted_tasks)
-        del counts["rows"]
-        scores[category] = category_scores(of_category) | {"n_without_style": n_without_style} | counts
+        scores[category] = category_scores(of_category) | for_summary(count_rows(of_category, counted_tasks))
 
     first, *others = sorted(scores, key=lambda category: (category != "hard_prompt", category))
     numbers = {"category": first} | scores[first]

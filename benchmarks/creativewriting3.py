@@ -11,7 +11,6 @@ criterion was cut off before its end: it is invalid here, and counted as `n_inco
 
 import re
 from collections import defaultdict
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.judge_template import Placeholders
@@ -107,10 +106,7 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 
 def first_words(text: str, n: int) -> str:
     """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was cut."""
-    last_word = next(islice(re.finditer(r"\S+", text), n - 1, None), None)
-    if last_word is None:
-        return text
-    return text[: last_word.end()]
+    return re.match(rf"(\s*\S+){{0,{n}}}", text)[0]
 
 
 def without_markdown(text: str) -> str:
@@ -191,6 +187,8 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     results = match_rows(rows, tasks, KEYS, source)
 
     values_of_iteration = defaultdict(list)
+    scores = []
+    titles = []  # of the prompts; one for each score
     paper_scores = []
     for row, result in zip(rows, results):
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
@@ -202,17 +200,11 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         except ValueError as error:
             result.setdefault("invalid", str(error))
             continue
-        result["score"] = 5 * mean(values)
-        result["shown"] = shown(values)
-        result["marks"] = marks
+        result |= {"score": 5 * mean(values), "shown": shown(values), "marks": marks}
         values_of_iteration[row["iteration"]] += values
+        scores.append(result["score"])
+        titles.append(row["title"])
 
-    scores = []
-    titles = []  # of the prompts; one for each score
-    for row, result in zip(rows, results):
-        if "score" in result:
-            scores.append(result["score"])
-            titles.append(row["title"])
     all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),
