@@ -403,14 +403,14 @@ def test_answers_of_benchmarks(response):
     assert verified.mmlu_redux_check({"truth": 1}, response)["answer"] in (None, *"ABCD")
     solution = {"header": ["House", "Name"], "rows": [["1", "Eric"], ["2", "Arnold"]]}
     verdict = verified.zebralogic_check({"solution": solution}, response)
-    assert not verdict["correct"] and 0 <= verdict["right_cells"] <= verdict["cells"] == 2
+    assert not verdict["correct"] and len(verdict["answer"] or (None, None)) == 2
     grid = {f"House {h}": {"Name": n} for h, n in solution["rows"]}
     braces = re.sub("[{}]", "", response)
     assert verified.zebralogic_check(
         {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
     )["correct"]
-    code = verified.completion(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
-    assert code == "\ndef f(x): return 1\n"
+    code = verified.program_of(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
+    assert code == "def f(x): return 1\n"
 
 
 # --- the simulated user
@@ -715,13 +715,8 @@ verdicts = st.lists(
 )
 
 
-@given(
-    verdicts,
-    st.sampled_from(["reward", "score"]),
-    st.sampled_from(["official", "paper"]),
-    st.sampled_from([-1, 0, 20]),
-)
-def test_scores_of_verdicts(rows, mode, protocol, margin):
+@given(verdicts, st.sampled_from(["reward", "score"]), st.sampled_from(["official", "paper"]))
+def test_scores_of_verdicts(rows, mode, protocol):
     asked = rows
     if mode == "reward" and protocol == "official":  # the board asks about no empty or cut answer
         asked = [row for row in rows if not wildbench.lacks_text(row, mode)]
@@ -733,7 +728,7 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         if not is_read:
             unread.append(row)
     try:
-        numbers = wildbench.score_verdicts(rows, mode, protocol, margin)
+        numbers = wildbench.score_verdicts(rows, mode, protocol)
     except ValueError:
         assert len(unread) == len(rows) and protocol == "official"
         return
