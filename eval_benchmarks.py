@@ -183,8 +183,8 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         shared.digests_of(args.judge),
         args.max_thinking_tokens,
     ]
-    if not BENCHMARKS[args.name].several_samples:
-        content += [args.samples, args.samples > 1 and [args.reward_model, args.reward_on]]
+    if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
+        content += [args.samples, args.reward_model, args.reward_on]
     return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
 
 
