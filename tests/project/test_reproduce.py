@@ -681,7 +681,3 @@ def test_small_sh_evaluates_what_is_trained_and_makes_data_once(tmp_path):
         "0",
         "1",
     ]
-
-    commands_of("small.sh", **given, STAGES="data")
-    with pytest.raises(subprocess.CalledProcessError):
-        commands_of("small.sh", **given, STAGES="data", PROMPTS="b.jsonl")
