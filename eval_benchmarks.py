@@ -45,7 +45,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,7 +54,7 @@ from rlmt.endpoint import TWO_LINES
 from rlmt.run import check_run, parse_args, start_run
 import tyro
 
-from benchmarks import creativewriting3, reward_model, shared
+from benchmarks import reward_model, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.scoring import for_summary, index_row, row_key, withhold
@@ -199,7 +198,11 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     requests = []
     for task in tasks:
         for sample in range(args.samples):
-            request = {"id": f"{task['position']}-{sample}", "sample": sample, "messages": messages_of(args, task)}
+            request = {
+                "id": f"{task['position']}-{sample}",
+                "sample": sample,
+                "messages": messages_of(args, task),
+            }
             requests.append(request)
     rows = shared.generate_answers(args, requests, args.temperature, run)
     answers = []
@@ -216,13 +219,9 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     family = BENCHMARKS[args.name].judge
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
-    parse = family.parse_reply
-    if args.name == "creativewriting3":  # the names that a reply must have are in the data
-        criteria, _ = creativewriting3.load_criteria(Path(args.data))
-        parse = partial(parse, criteria=criteria)
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, parse, run, shared.judge_attempts(args.protocol))
+    replies = shared.ask_judge(args, flat_requests, family.parse_reply, run, shared.judge_attempts(args.protocol))
 
     rows = []
     next_reply = iter(replies)

@@ -132,7 +132,9 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
         answers = {task["id"]: "" for task in tasks}
-        verdicts = wildbench.list_verdicts(replace(args, orders="both"), tasks, answers)  # those of every seed
+        verdicts = wildbench.list_verdicts(
+            replace(args, orders="both"), tasks, answers
+        )  # those of every seed
         judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol]
         judging.append(wildbench.judge_requests(args, verdicts, tasks, template))
     if args.mode == "reward":
@@ -181,7 +183,7 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
         for long_field in ("texts", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
     append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
-    withhold(numbers, [headline_key(numbers)], args.max_invalid)
+    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
     return numbers | shared.describe(generations)
 
 
@@ -201,17 +203,13 @@ def score(args: Args, verdicts: list[dict]) -> dict:
 # --- 3. numbers
 
 
-def headline_key(numbers: dict) -> str:
-    for key in ("wb_reward", "wb_score"):
-        if key in numbers:
-            return key
-    return "score"
+HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # by --mode
 
 
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
     """Returns the lines for results/runs.csv: the headline, then what describes the generations."""
     benchmark = Path(args.tasks).stem
-    lines = [index_row(args, benchmark, numbers, headline_key(numbers), fingerprint_hash, "interval")]
+    lines = [index_row(args, benchmark, numbers, HEADLINES[args.mode], fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
@@ -240,7 +238,7 @@ def score_stored(args: Args) -> None:
             verdict["skipped"] = verdict["model_output"].endswith(CUT_MARK)
 
     numbers = for_summary(score(args, verdicts))
-    withhold(numbers, [headline_key(numbers)], args.max_invalid)
+    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
     numbers |= {"mode": args.mode, "protocol": args.protocol}
     shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
@@ -271,7 +269,9 @@ def main(args: Args) -> None:
         first_requests = wildbench.judge_requests(args, first_verdicts, tasks, template)
         longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
-        requests = wildbench.judge_requests(args, verdicts, tasks, template)  # the judge reads no word that is cut
+        requests = wildbench.judge_requests(
+            args, verdicts, tasks, template
+        )  # the judge reads no word that is cut
         shared.print_estimate(
             args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
@@ -289,11 +289,8 @@ def main(args: Args) -> None:
     lines = []
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, template, temperature, run)
-        key = headline_key(numbers)
-        print(
-            f"temperature {temperature}: {key} {numbers[key]}, 95 % over tasks {numbers['interval']}",
-            flush=True,
-        )
+        value = numbers[HEADLINES[args.mode]]
+        print(f"temperature {temperature}: {value}, 95 % over tasks {numbers['interval']}", flush=True)
         lines += index_rows(args, temperature, numbers, judging)
         results[str(temperature)] = for_summary(numbers)
     summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}

@@ -306,7 +306,9 @@ def check_inputs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Pa
 
     missing = sorted(path for path in paths if not (HERE / path).exists())
     if missing:
-        fail(f"{', '.join(missing)}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
+        fail(
+            f"{', '.join(missing)}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are"
+        )
     judges = []
     for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
         if f"${variable}" in lines:
@@ -432,7 +434,9 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     kept = [block for block in in_table.values() if not block.checkpoint or block.checkpoint.exists()]
     n_left_out = len(in_table) - len(kept)
     if n_left_out:
-        print(f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md")
+        print(
+            f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md"
+        )
     return kept
 
 

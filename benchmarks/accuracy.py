@@ -62,7 +62,9 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
     values = {}  # {metric: {task: value}}
     for field in sorted(name for name in fields if name.startswith("correct")):
         metric = field.replace("correct", "accuracy")
-        values[metric] = task_means([result[field] for result in checked], [result["task"] for result in checked])
+        values[metric] = task_means(
+            [result[field] for result in checked], [result["task"] for result in checked]
+        )
 
     numbers = {"task_means": {}}
     for metric, value_of_task in (values | values_at_k(by_task)).items():

@@ -24,7 +24,16 @@ import numpy as np
 from rlmt.data import read_rows
 from utils import fail
 from benchmarks.judge_template import Placeholders
-from benchmarks.scoring import bootstrap, count_rows, for_summary, get_field, load_sibling, match_rows, mean, task_means
+from benchmarks.scoring import (
+    bootstrap,
+    count_rows,
+    for_summary,
+    get_field,
+    load_sibling,
+    match_rows,
+    mean,
+    task_means,
+)
 from benchmarks.shared import said
 
 KEYS = ("uid",)

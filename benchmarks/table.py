@@ -124,9 +124,7 @@ BENCHMARKS = {
     "zebralogic": checked(
         ("id",), verified.ZEBRALOGIC_PROMPT, verified.load_zebralogic, verified.zebralogic_check
     ),
-    "gsm8k": checked(
-        ("question", "id"), verified.GSM8K_PROMPT, verified.load_gsm8k, verified.gsm8k_check
-    ),
+    "gsm8k": checked(("question", "id"), verified.GSM8K_PROMPT, verified.load_gsm8k, verified.gsm8k_check),
     "humaneval": checked(
         ("task_id",),
         verified.HUMANEVAL_PROMPT,

@@ -343,7 +343,9 @@ def humaneval_check(task: dict, text: str) -> dict:
     }
 
 
-def score_humaneval(rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, check: Callable) -> dict:
+def score_humaneval(
+    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, check: Callable
+) -> dict:
     """Scores rows with a `completion`, or a `response`; runs a program per CPU."""
     fields = ("completion", "response")
     with ThreadPoolExecutor(os.cpu_count()) as pool:

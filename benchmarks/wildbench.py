@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import CUT_MARK, bootstrap, mean, read_object, shorten, task_means
+from benchmarks.scoring import bootstrap, mean, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown

@@ -622,7 +622,13 @@ def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
 def test_a_line_of_runs_csv_counts_what_its_value_is_of():
     """Instructions for instruction_*."""
     args = eval_benchmarks.Args(name="ifeval")
-    numbers = {"prompt_strict": 0.0, "prompt_strict_interval": (0.0, 0.0), "n": 3, "n_invalid": 1, "n_instructions": 4}
+    numbers = {
+        "prompt_strict": 0.0,
+        "prompt_strict_interval": (0.0, 0.0),
+        "n": 3,
+        "n_invalid": 1,
+        "n_instructions": 4,
+    }
     numbers |= {"instruction_strict": 0.5, "prompt_loose": 1.0, "instruction_loose": 1.0}
     lines = {line["metric"]: line for line in eval_benchmarks.index_rows(args, numbers, "f")}
     assert [lines[metric]["n"] for metric in ("prompt_strict", "instruction_strict")] == [3, 4]

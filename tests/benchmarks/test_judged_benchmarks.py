@@ -368,9 +368,9 @@ def test_creativewriting3_published(model, tmp_path):
 def test_parse_creativewriting3(text, marks):
     if marks is None:
         with pytest.raises(ValueError):
-            creativewriting3.parse_marks(text)
+            creativewriting3.parse_reply(text)
     else:
-        assert creativewriting3.parse_marks(text) == marks
+        assert creativewriting3.parse_reply(text) == marks
 
 
 CRITERIA = ["Coherent", "Mood", "Meandering"]  # of the last one less is better
@@ -406,7 +406,7 @@ def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creati
     row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
     out = score("creativewriting3", [row], creative, creative)
     assert (out["overall"], out["overall_paper"]) == (65, 65)
-    assert creativewriting3.parse_reply(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
+    assert creativewriting3.parse_reply(text) == {"Coherent": 10, "Meandering": 4}
 
 
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
@@ -427,7 +427,7 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     assert out["overall_paper"] == pytest.approx(
         (15 + 55 + 50) / 3
     )  # -5 would be worth 25 of 20, and is dropped
-    assert out["rows"][1]["invalid"] == "incomplete: 2 of 3 marks, and none of 'Meandering'"
+    assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
     # over prompts, of which there is one: its iterations are no further tasks
     assert out["overall_interval"] == [50, 50]
 

@@ -455,7 +455,12 @@ def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch, tmp_pa
         return eval_wildbench.fingerprint(eval_wildbench.Args(**flags), template, [task])
 
     assert of(seed=0) == of(seed=1) == of(judge_url="https://api.openai.com/v1/")
-    others = {of(), of(TASK | {"references": {"gpt-4": "s"}}), of(template="{$candidate_B}"), of(orders="both")}
+    others = {
+        of(),
+        of(TASK | {"references": {"gpt-4": "s"}}),
+        of(template="{$candidate_B}"),
+        of(orders="both"),
+    }
     others |= {of(judge_url="http://localhost:8000/v1"), of(judge_max_tokens=9)}
     assert len(others) == 6
     score = {"mode": "score", "orders": "both"}  # marks have no reference, order or length of another answer

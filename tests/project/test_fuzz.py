@@ -305,8 +305,8 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     if (verdict := read(arenahard2.parse_reply, reply)) is not None:
         assert verdict in arenahard2.VERDICTS
         assert f"[{verdict}]" in reply.upper() or reply.upper().strip() == verdict
-    for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
-        assert mark <= 20 and name in reply
+    for name, mark in (read(creativewriting3.parse_reply, reply) or {}).items():
+        assert mark <= 20 and name in creativewriting3.without_markdown(reply)
     assert isinstance(verified.last_json_object(reply), dict | list | None)
     for verdict in read(traits.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
