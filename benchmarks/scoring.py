@@ -242,10 +242,17 @@ def refuse_repeats(items: list[tuple]) -> dict:
 def read_object(text: str) -> dict:
     """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
     from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
-    try:
-        return json.loads(from_first_to_last_brace, object_pairs_hook=refuse_repeats, strict=False)
-    except RecursionError as error:
-        raise ValueError("no JSON object") from error
+    for candidate in (text, from_first_to_last_brace):
+        try:
+            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
+        except json.JSONDecodeError:
+            continue
+        except RecursionError:
+            break
+        if isinstance(found, dict):
+            return found
+        break
+    raise ValueError("no JSON object, or more than one")
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
