@@ -221,7 +221,9 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, family.parse_reply, run, shared.judge_attempts(args.protocol))
+    replies = shared.ask_judge(
+        args, flat_requests, family.parse_reply, run, shared.judge_attempts(args.protocol)
+    )
 
     rows = []
     next_reply = iter(replies)
