@@ -253,7 +253,7 @@ def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
     for line in capsys.readouterr().out.splitlines():
         _, table, row, state = line.split(maxsplit=3)
         listed[table].append(row)
-        assert re.fullmatch(r"s0: (done|figures only|interrupted|not yet run)", state)
+        assert re.fullmatch(r"s0: (done|interrupted|not yet run)", state)
     assert (len(listed.pop("toy")), len(listed.pop("rewards"))) == (22, 29)
 
     printed = tables.printed_numbers()
@@ -338,14 +338,14 @@ def test_a_row_by_hand(capsys, monkeypatch):
         ({"show": "table1/x"}, "no line of experiments/*.sh has this name"),
         (
             {"table": "1", "row": "llama3.1-8b-rlmt", "run": True},
-            "data/creative_writing, data/mmlu_redux, data/traces.jsonl, data/wildbench.jsonl, data/wildchat_if.jsonl must",
+            "data/creative_writing, data/mmlu_redux, data/traces.jsonl, data/wildbench.jsonl, data/wildchat_if.jsonl: m",
         ),
         ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
         ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
         ({"table": "toy", "run": True, "lanes": 0}, "--lanes 0: use 1 or more"),
         (
             {"table": "1", "row": "llama3.1-8b-rlmt-as-released", "run": True},
-            "checkpoint of the paper's authors",
+            "checkpoints/llama3.1-8b-rlmt, data/alpacaeval2",
         ),
     ],
 )
@@ -492,8 +492,6 @@ def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path, capsys
     assert pd.isna(table.loc[("qwen2.5-7b-rlmt", "Avg_Chat")].ours)  # of two seeds and of one
 
     assert "theirs (llama3.1-8b-rlmt-as-released); unknown (llama3.1-8b-rlhf)" in text
-    mixed = "Avg_Chat of llama3.1-8b-rlmt-as-released is over unlike instructions: WB theirs, AE2 theirs, AH2 our own."
-    assert mixed in text and text.count("is over unlike") == 1
     unlike = "WB: not to be compared, as judge, instructions or tasks differ"
     assert unlike in text and f"WARNING: table1, {unlike}" in capsys.readouterr().err
 
@@ -505,7 +503,7 @@ def test_values_without_a_common_mean_are_refused(tmp_path, capsys):
         (other_seed, "were not judged alike"),
         (
             {"run": run, "value": 40.0, "temperature": 0.0},
-            "several values of wb_reward (temperatures 0.7, 0.0)",
+            "several values of a seed, as of two temperatures",
         ),
     ):
         write_index(tmp_path, [{"run": run, "value": 40.0, "fingerprint": "a"}, other])
@@ -602,27 +600,8 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):
     assert "7 of 7" in capsys.readouterr().out
     assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == []
 
-    make(
-        tmp_path,
-        "rl-s0/command.txt",
-        "rl-s0--gold/command.txt",
-        "sft-s0/command.txt",
-        "sft-s1/command.txt",
-        "rl-s1/command.txt",
-    )
     (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted; its data is made again
     assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == [("data", 0), ("mine/rl", 1)]
-
-
-def test_a_run_that_needs_weights_where_only_figures_are_is_refused(tmp_path, monkeypatch, capsys):
-    blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    make(tmp_path, "sft-s0/summary.json", "rl-s0--gold/summary.json")  # as they are in git
-    assert planned(tmp_path, blocks, "mine/rl") == []
-    assert "not run again: rl-s0" in capsys.readouterr().out
-    shutil.rmtree(tmp_path / "rl-s0--gold")
-    with pytest.raises(SystemExit) as e:
-        planned(tmp_path, blocks, "mine/rl")
-    assert e.value.code == 2 and "figures of sft-s0, but not its weights" in capsys.readouterr().err
 
 
 def test_a_failure_ends_what_runs_beside_it(tmp_path, monkeypatch, capsys):
@@ -642,7 +621,7 @@ def test_a_failure_ends_what_runs_beside_it(tmp_path, monkeypatch, capsys):
 
 
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
-    """The base model on two tasks: run, found again, in the table; what came with git is named and left as it is."""
+    """The base model on two tasks: run, found again, in the table."""
     row = "prompted"
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.sh").write_text(
@@ -666,11 +645,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     assert gold.seeds == 1 and gold.low < gold.ours < gold.high and pd.isna(gold.seed_low)
 
     reproduce.main(args)
-    assert capsys.readouterr().out == ""
-    (tmp_path / "mine" / f"{row}-s0--gold" / "command.txt").unlink()
-    reproduce.main(args)
-    out = capsys.readouterr().out
-    assert f"not run again: {row}-s0" in out and "--results DIR" in out
+    assert capsys.readouterr().out.startswith("all is done in ")
 
 
 # --- demo.sh and small.sh
@@ -706,7 +681,3 @@ def test_small_sh_evaluates_what_is_trained_and_makes_data_once(tmp_path):
         "0",
         "1",
     ]
-
-    commands_of("small.sh", **given, STAGES="data")
-    with pytest.raises(subprocess.CalledProcessError):
-        commands_of("small.sh", **given, STAGES="data", PROMPTS="b.jsonl")
