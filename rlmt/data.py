@@ -414,8 +414,8 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     if not args.gold:
         fail("--gold-prompts needs --gold: what the completions are measured by")
     held_out, _ = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
-    conversations = [row["messages"] for row in prompts]
-    trained = [row["id"] for row in held_out if row["messages"] in conversations]
+    trained_texts = {json.dumps(row["messages"]) for row in prompts}
+    trained = [row["id"] for row in held_out if json.dumps(row["messages"]) in trained_texts]
     if trained:
         fail(
             f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"
