@@ -332,7 +332,7 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     if args.templates:
         variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
-        variables["AS_RELEASED"] = "--as-released"
+        variables["AS_RELEASED"] = tables.AS_RELEASED
     return variables
 
 

@@ -112,7 +112,7 @@ def trl_trainer(tmp_path_factory):
         bf16=False,
         report_to=[],
         loss_type="dapo",
-        epsilon=0.2,
+        epsilon=(0.2, 0.2),
         use_bias_correction_kl=False,
         gradient_checkpointing=False,
     )
