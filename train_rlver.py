@@ -175,7 +175,7 @@ class Args(RunArgs):
 
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
-EPSILON = (0.2, 0.2)  # the ratio is clipped below 1 - the first and above 1 + the second
+EPSILON = 0.2  # clip range of the ratio
 GAMMA = 1.0  # PPO's discount
 LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
 VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
@@ -447,7 +447,7 @@ def loss_arguments(args: Args) -> SimpleNamespace:
     return SimpleNamespace(
         micro_batch_tokens=args.micro_batch_tokens,
         max_completion_tokens=args.max_tokens,
-        epsilon=EPSILON,
+        epsilon=(EPSILON, EPSILON),
         entropy_coef=args.entropy_coef,
         importance_correction="none",
         # GRPO

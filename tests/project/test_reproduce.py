@@ -70,7 +70,7 @@ def parse(words: list[str], monkeypatch):
     with redirect_stdout(io.StringIO()):
         if name.startswith(("train_", "eval_")):
             presets = getattr(module, "PRESETS", {})
-            return runs.parse_args(module.Args, presets, getattr(module, "RELEASED", None))
+            return runs.parse_args(module.Args, presets)
         return tyro.cli(module.Args) if hasattr(module, "Args") else flags
 
 

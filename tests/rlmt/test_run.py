@@ -92,7 +92,7 @@ def test_values_that_cannot_be(exits, monkeypatch):
         error = exits(check_values, Args(**change))
         assert said in error and "secret" not in error and "xxxx" not in error
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert "--optim adamw_8bit needs whole weights" in exits(check_values, Args(optim="adamw_8bit"))
+    assert "--optim adamw_8bit need whole weights" in exits(check_values, Args(optim="adamw_8bit"))
 
 
 def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
