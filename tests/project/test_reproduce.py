@@ -1,4 +1,4 @@
-"""Presets, the commands of experiments/*.sh, the runner, the tables, the demo, the sweep and small.sh."""
+"""Presets, the commands of experiments/*.sh, the runner, the tables, the demo and small.sh."""
 
 import csv
 import dataclasses
@@ -22,7 +22,6 @@ import reproduce
 import rewards
 from rlmt import run as runs
 from benchmarks import scoring
-from dev import sweep
 from experiments import demo_tables, small_samples, small_tables, tables
 
 ROOT = Path(__file__).parents[2]
@@ -1112,49 +1111,6 @@ def test_status_of_a_run_and_of_a_row_that_trains_nothing(tmp_path):
     assert status.pop("f") == status.pop("g") == "interrupted"  # no evaluation yet; a training that goes on
     assert status == {"a": "done", "b": "done", "c": "interrupted", "d": "not yet run", "e": "figures only"}
     assert reproduce.status(tmp_path, reproduce.Block("f", "", ""), 0) == "done"  # a stage is its run alone
-
-
-# --- the sweep
-
-
-def test_a_sweep_takes_no_figures_without_weights(tmp_path, capsys):
-    names = ["toy-sft-think-s0", "toy-rlmt-s0"]
-    for name in names:
-        make(tmp_path / "toy" / name, "summary.json", "command.txt")
-        make(tmp_path / "toy" / f"{name}--gold", "summary.json", "command.txt")
-    (tmp_path / "toy" / "toy-rlmt-s0" / "held_out.jsonl").write_text('{"step": 7, "gold": 0.8}\n')
-    args = sweep.Args(table="toy", row="toy-rlmt", seeds=(0,), stop_at=7, results=tmp_path)
-    with pytest.raises(SystemExit) as e:
-        sweep.main(args)
-    assert e.value.code == 2 and "figures without weights" in capsys.readouterr().err
-    make(tmp_path / "toy", "toy-rlmt-s0/model/model.safetensors")
-    sweep.main(args)
-    assert "1 seeds started, 1 went on" in capsys.readouterr().out
-    for refused in ({"table": "1", "row": "llama3.1-8b-rlmt", "stop_at": 20}, {"row": "toy-rlmt"}):
-        with pytest.raises(SystemExit) as e:
-            sweep.main(sweep.Args(results=tmp_path, **refused))
-        assert e.value.code == 2 and "--stop-at" in capsys.readouterr().err
-
-
-def test_a_run_is_stopped_when_its_step_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "CHECKPOINT_SECONDS", 0.5)
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[1])\n(out / 'checkpoint-1').mkdir(parents=True)\n"
-        "for step in range(1, 1000):\n    time.sleep(0.3)\n"
-        "    with open(out / 'held_out.jsonl', 'a') as f:\n"
-        "        f.write(json.dumps({'step': step, 'gold': 0.5}) + '\\n')\n"
-    )
-    block = reproduce.Block("toy/job", "", f'python "{script}" "$RESULTS/job-s$SEED"\n')
-    args = reproduce.Args()
-    sweep.train_until(block, 0, 3, args, tmp_path)
-    reached = sweep.held_out(tmp_path / "job-s0")[-1]["step"]
-    assert 3 <= reached < 100
-    sweep.train_until(block, 0, 3, args, tmp_path)  # is there already
-    assert sweep.held_out(tmp_path / "job-s0")[-1]["step"] == reached
-    script.write_text("raise SystemExit(1)")
-    with pytest.raises(SystemExit):
-        sweep.train_until(block, 1, 1, args, tmp_path)
 
 
 # --- the demo
