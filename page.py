@@ -6,8 +6,8 @@
 The training scripts write it when they finish; the command works at any time, also while a run is under way.
 Only the files of the run folder are read, not the model. A folder without completions, as of SFT, has curves only.
 
-A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page with
-thousands of completions shows some of the visits and says so: see `choose`. The page itself is page.html, a
+A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page of more
+completions than --n shows some of the prompts and says so: see `choose`. The page itself is page.html, a
 template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
 
 The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue the
@@ -23,6 +23,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,6 @@ import tyro
 TEMPLATE = Path(__file__).with_name("page.html")
 MAX_COMPLETIONS = 2000
 MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
-MAX_POINTS = 500  # of a curve
-EXTREMES = 10  # places at both ends of every order whose visits come onto the page before all others
 
 
 @dataclass
@@ -65,15 +64,13 @@ KINDS = {  # files of completions, and how the page calls what they hold
 BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}
 
 
-def read_lines(path: Path, notes: list[str], wanted: set | None = None) -> Iterator[tuple[int, dict]]:
-    """Yields line number and object of each line of a jsonl file, or of the `wanted` line numbers alone.
+def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict]]:
+    """Yields line number and object of each line of a jsonl file.
 
     A last line that is half written, as by a running job, is left out and named in `notes`.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if wanted is not None and number not in wanted:
-                continue
             try:
                 row = dict(json.loads(line))
             except (ValueError, TypeError) as e:
@@ -128,15 +125,13 @@ def dialogue_row(dialogue: dict) -> dict:
     }
 
 
-def read_completions(
-    run: Path, file: str, notes: list[str], wanted: set | None = None
-) -> Iterator[tuple[int, dict]]:
-    """Yields line number and row of each completion in a file of KINDS, with its reward and its gold."""
+def read_completions(run: Path, file: str, notes: list[str]) -> Iterator[dict]:
+    """Yields the completions in a file of KINDS, if it is there, with reward and gold."""
     path = run / file
     if not path.is_file():
         return
-    verdicts = read_verdicts(run, notes if wanted is None else [])
-    for number, row in read_lines(path, notes, wanted):
+    verdicts = read_verdicts(run, notes)
+    for _, row in read_lines(path, notes):
         if file.startswith("dialogues"):
             row = dialogue_row(row)
         verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
@@ -145,7 +140,7 @@ def read_completions(
         row["gold"] = rewards.get("gold", verdict.get("score"))
         if isinstance(row["gold"], str):  # a judge that is a model writes "8"
             row["gold"] = float(pd.to_numeric(row["gold"], errors="coerce"))
-        yield number, row
+        yield row
 
 
 def read_rows(run: str | Path, file: str = "completions.jsonl") -> pd.DataFrame:
@@ -161,7 +156,7 @@ def read_rows(run: str | Path, file: str = "completions.jsonl") -> pd.DataFrame:
         raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; {remedy}")
 
     notes = []
-    stored = [row for _, row in read_completions(Path(run), file, notes)]
+    stored = list(read_completions(Path(run), file, notes))
     if not stored:
         raise ValueError(f"{Path(run, file)}: no rows")
     for note in notes:
@@ -216,17 +211,7 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, dict[float, float]]:
     return curves
 
 
-def thin(curve: dict[float, float]) -> tuple[list, int]:
-    """Returns [step, value] points, and how many steps each is the mean of, so that there are MAX_POINTS at most."""
-    points = sorted(curve.items())
-    width = math.ceil(len(points) / MAX_POINTS)
-    if width == 1:
-        return points, 1
-    means = pd.DataFrame(points).groupby(lambda i: i // width).mean()  # NaN is left out of a mean
-    return means.values.tolist(), width
-
-
-def join_curves(curves: list[dict], notes: list[list[str]]) -> list[dict]:
+def join_curves(curves: list[dict]) -> list[dict]:
     """Returns the curves of one or two runs in the order that they are shown in, one line a run.
 
     Keys of MAIN_CURVES come first, then the others in the order of the log.
@@ -234,141 +219,24 @@ def join_curves(curves: list[dict], notes: list[list[str]]) -> list[dict]:
     logged = {}  # a dict, as it keeps the order
     for of_run in curves:
         logged |= dict.fromkeys(of_run)
-    keys = [key for key in MAIN_CURVES if key in logged]
-    keys += [key for key in logged if key not in MAIN_CURVES]
-    main = set(MAIN_CURVES)
-    if "reward" in logged:
-        main.discard("loss")  # in RL it does not measure progress
-
+    main = dict.fromkeys(key for key in MAIN_CURVES if key in logged)
+    keys = main | logged
+    if "reward" in main:
+        main.pop("loss", None)  # in RL it does not measure progress
     joined = []
-    widths = [1] * len(curves)
     for key in keys:
-        lines = []
-        for number, of_run in enumerate(curves):
-            points, width = thin(of_run.get(key, {}))
-            widths[number] = max(widths[number], width)
-            lines.append(points)
+        lines = [sorted(of_run.get(key, {}).items()) for of_run in curves]
         joined.append({"key": key, "about": MAIN_CURVES.get(key, ""), "main": key in main, "lines": lines})
-    for number, width in enumerate(widths):
-        if width > 1:
-            notes[number].append(f"a point of a long curve is the mean of {width} logged steps")
     return joined
 
 
 # --- 3. visits
-
-VISIT = ["kind", "step", "temperature", "prompt"]
-ORDERS = [  # what the page says, the number of a visit, whether the highest comes first
-    ("highest reward", "highest", True),
-    ("lowest reward", "lowest", False),
-    ("highest gold", "gold_highest", True),
-    ("lowest gold", "gold_lowest", False),
-    ("rewards differ most", "spread", True),
-    ("rose most since the first visit", "rise", True),
-    ("fell most since the first visit", "fall", False),
-    ("runs differ most", "difference", True),
-]
 
 
 def prompt_key(row: dict) -> str:
     """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every run."""
     text = json.dumps([row["id"], row["messages"]])
     return hashlib.sha1(text.encode()).hexdigest()
-
-
-def list_completions(runs: list[Path], notes: list[list[str]]) -> pd.DataFrame:
-    """Returns place and numbers of every completion, one a row. Texts stay on the disk: they may be gigabytes."""
-    places = []
-    for number, run in enumerate(runs):
-        for file, kind in KINDS.items():
-            for line, row in read_completions(run, file, notes[number]):
-                place = {"run": number, "kind": kind, "file": file, "line": line, "prompt": prompt_key(row)}
-                for field in ("step", "temperature", "reward", "gold", "status"):
-                    place[field] = row.get(field)
-                place["characters"] = len(row["text"])
-                places.append(place)
-    columns = ["run", "file", "line", *VISIT, "reward", "gold", "status", "characters"]
-    table = pd.DataFrame(places, columns=columns)
-    return table.astype(dict.fromkeys(["step", "temperature", "reward", "gold"], float))
-
-
-def number_visits(completions: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row a run and visit, by step, with size and numbers; NaN where there is none."""
-    visits = completions.groupby(["run", *VISIT], dropna=False, sort=False).agg(
-        n=("line", "size"),
-        characters=("characters", "sum"),
-        reward=("reward", "mean"),
-        highest=("reward", "max"),
-        lowest=("reward", "min"),
-        gold=("gold", "mean"),
-        gold_highest=("gold", "max"),
-        gold_lowest=("gold", "min"),
-    )
-    visits = visits.reset_index().sort_values("step", kind="stable")
-    visits["spread"] = visits["highest"] - visits["lowest"]
-
-    # held-out prompts may have a gold alone
-    has_reward = visits.groupby(["run", "kind"])["reward"].transform(lambda reward: reward.notna().any())
-    visits["followed"] = visits["reward"].where(has_reward, visits["gold"])
-    first = visits.groupby(["run", "kind", "prompt"])["followed"].transform("first")
-    change = visits["followed"] - first
-    visits["rise"] = change.where(change > 0)
-    visits["fall"] = change.where(change < 0)
-
-    every_run_has_gold = (visits.groupby("run")["gold"].count() > 0).all()
-    visits["compared"] = visits["gold"] if every_run_has_gold else visits["reward"]
-    return visits
-
-
-def list_visits(completions: pd.DataFrame) -> pd.DataFrame:
-    """Returns one row a visit, by kind and step, with the numbers of ORDERS over both runs, NaN where there is none."""
-    of_visit = number_visits(completions).groupby(VISIT, dropna=False, sort=False)
-    visits = of_visit.agg(
-        runs=("run", "nunique"),
-        n=("n", "sum"),
-        characters=("characters", "sum"),
-        highest=("highest", "max"),
-        lowest=("lowest", "min"),
-        gold_highest=("gold_highest", "max"),
-        gold_lowest=("gold_lowest", "min"),
-        spread=("spread", "max"),
-        rise=("rise", "max"),
-        fall=("fall", "min"),
-    )
-    compared = of_visit["compared"]
-    visits["difference"] = (compared.max() - compared.min()).where(compared.count() == 2)
-    visits = visits.reset_index()
-    place_of_kind = visits["kind"].map(list(KINDS.values()).index)
-    return visits.iloc[place_of_kind.argsort(kind="stable")].reset_index(drop=True)
-
-
-def best_places(visits: pd.DataFrame) -> pd.Series:
-    """Returns how near each visit is to an end of any order, or of the steps.
-
-    0 is the first or the last of one; EXTREMES stands for every place that is further in.
-    """
-    fields = ["step", *(field for _, field, _ in ORDERS)]
-    from_lowest = visits[fields].rank(method="first")
-    backwards = visits[fields][::-1]  # of equal numbers the last one is at the other end
-    from_highest = backwards.rank(method="first", ascending=False)
-    best = pd.concat([from_lowest, from_highest], axis=1).min(axis=1) - 1
-    return best.clip(upper=EXTREMES).fillna(EXTREMES)
-
-
-def choose(visits: pd.DataFrame, n: int) -> pd.DataFrame:
-    """Returns the visits that are on the page, in their order: as many as n completions and MAX_CHARACTERS allow.
-
-    First come those of the EXTREMES places at both ends of every order and of the steps, the outermost before all
-    others; then prompts that both runs have; then the rest, drawn by `prompt_key`: a prompt comes with all its
-    visits, and two runs get the same prompts.
-    """
-    if n == 0:
-        return visits
-    ranked = visits.assign(place=best_places(visits))
-    ranked = ranked.sort_values(["place", "runs", "prompt"], ascending=[True, False, True], kind="stable")
-    fits = (ranked["n"].cumsum() <= n) & (ranked["characters"].cumsum() <= MAX_CHARACTERS)
-    fits.iloc[:1] = True  # however large it is
-    return visits.loc[fits[fits].index.sort_values()]
 
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
@@ -405,31 +273,70 @@ def show_completion(row: dict, kind: str) -> dict:
     return shown
 
 
-def fill_visits(runs: list[Path], completions: pd.DataFrame, visits: pd.DataFrame) -> tuple[list, list]:
-    """Reads the texts of the chosen visits. Returns the visits, and the prompts that they refer to by number."""
-    filled = []
-    for visit in visits.to_dict("records"):
-        shown = {field: visit[field] for field in ("kind", "step", "temperature")}
-        for _, field, _ in ORDERS:
-            shown[field] = visit[field]
-        shown["sides"] = [[] for _ in runs]
-        filled.append(shown)
+def read_visits(runs: list[Path], notes: list[list[str]]) -> list[dict]:
+    """Returns the visits of all runs in the order of the page, each with its completions, one list a run."""
+    visits = {}
+    for number, run in enumerate(runs):
+        for file, kind in KINDS.items():
+            for row in read_completions(run, file, notes[number]):
+                place = {"kind": kind, "step": row.get("step"), "temperature": row.get("temperature")}
+                place["prompt"] = prompt_key(row)
+                visit = visits.setdefault(tuple(place.values()), place | {"sides": [[] for _ in runs]})
+                visit["row"] = {"id": row["id"], "messages": row["messages"]}
+                visit["characters"] = visit.get("characters", 0) + len(row["text"])
+                visit["sides"][number].append(show_completion(row, kind))
+    kinds = list(KINDS.values())
+    return sorted(visits.values(), key=lambda visit: (kinds.index(visit["kind"]), visit["step"] or 0))
 
-    numbered = visits[VISIT].assign(visit=range(len(visits)))
-    places = completions.merge(numbered, on=VISIT)
-    prompts = []
-    number_of = {}  # prompt_key: place in `prompts`
-    for (run, file), lines in places.groupby(["run", "file"]):
-        visit_of = dict(zip(lines["line"], lines["visit"]))
-        for line, row in read_completions(runs[run], file, [], set(visit_of)):
-            key = prompt_key(row)
-            if key not in number_of:
-                number_of[key] = len(prompts)
-                prompts.append({"id": row["id"], "messages": row["messages"]})
-            visit = filled[visit_of[line]]
-            visit["prompt"] = number_of[key]
-            visit["sides"][run].append(show_completion(row, visit["kind"]))
-    return filled, prompts
+
+def count(visits: list[dict]) -> int:
+    """Counts the completions."""
+    return sum(len(side) for visit in visits for side in visit["sides"])
+
+
+def choose(visits: list[dict], n: int) -> list[dict]:
+    """Returns the visits that are on the page: as many as n completions and MAX_CHARACTERS allow.
+
+    Prompts that both runs have come first, then the rest, drawn by `prompt_key`: a prompt comes with all its visits,
+    and two runs get the same prompts.
+    """
+    if n == 0:
+        return visits
+    chosen = set()
+    characters = 0
+    for visit in sorted(visits, key=lambda visit: (not all(visit["sides"]), visit["prompt"])):
+        n -= count([visit])
+        characters += visit["characters"]
+        if chosen and (n < 0 or characters > MAX_CHARACTERS):  # the first comes however large it is
+            break
+        chosen.add(id(visit))
+    return [visit for visit in visits if id(visit) in chosen]
+
+
+def number_prompts(visits: list[dict]) -> list[dict]:
+    """Returns the prompts, and leaves their numbers in the visits."""
+    prompts = {}
+    for visit in visits:
+        prompts[visit["prompt"]] = visit.pop("row")
+    numbers = {key: number for number, key in enumerate(prompts)}
+    for visit in visits:
+        visit["prompt"] = numbers[visit["prompt"]]
+    return list(prompts.values())
+
+
+def order_visits(visits: list[dict]) -> list[tuple]:
+    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page offers."""
+    for measure in ("reward", "gold"):
+        found = False
+        for visit in visits:
+            numbers = [completion["numbers"] for side in visit["sides"] for completion in side]
+            values = [of_one[measure] for of_one in numbers if measure in of_one]
+            visit["highest"] = max(values, default=None)
+            visit["lowest"] = min(values, default=None)
+            found = found or bool(values)
+        if found:
+            return [(f"highest {measure}", "highest", True), (f"lowest {measure}", "lowest", False)]
+    return []
 
 
 # --- 4. the page
@@ -459,20 +366,19 @@ def join_arguments(runs: list[Path]) -> list[dict]:
     return joined
 
 
-def describe(run: Path, completions: pd.DataFrame, notes: list[str]) -> dict:
-    """Returns what the top of the page says about a run; `completions`: those of this run."""
+def describe(run: Path, number: int, visits: list[dict], notes: list[str]) -> dict:
+    """Returns what the top of the page says about a run; `number`: which of the page's runs it is."""
     lines = []
-    for kind, rows in completions.groupby("kind", sort=False):
-        places = []
-        if rows["step"].notna().any():
-            places.append(f"{rows['step'].nunique()} steps")
-        if rows["temperature"].notna().any():
-            places.append(f"{rows['temperature'].nunique()} temperatures")
-        counts = [f"{status} {count}" for status, count in rows["status"].value_counts().items()]
-        where = f" at {' and '.join(places)}" if places else ""
-        lines.append(
-            f"{kind}: {len(rows)} completions of {rows['prompt'].nunique()} prompts{where}; {', '.join(counts)}"
-        )
+    for kind in KINDS.values():
+        of_kind = [visit for visit in visits if visit["kind"] == kind and visit["sides"][number]]
+        statuses = Counter(shown["status"] for visit in of_kind for shown in visit["sides"][number])
+        if statuses:
+            differ = pd.DataFrame(of_kind)[["prompt", "step", "temperature"]].nunique()  # None does not count
+            places = [f"{differ[name]} {name}s" for name in ("step", "temperature") if differ[name]]
+            where = f" at {' and '.join(places)}" if places else ""
+            listed = ", ".join(f"{status} {n}" for status, n in statuses.most_common())
+            start = f"{kind}: {statuses.total()} completions of {differ['prompt']} prompts"
+            lines.append(f"{start}{where}; {listed}")
     if not (run / "summary.json").is_file():
         lines.append("not finished: no summary.json")
     command = ""
@@ -485,37 +391,30 @@ def gather(runs: list[Path], n: int) -> dict:
     """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to show."""
     notes = [[] for _ in runs]
     curves = [read_curves(run, of_run) for run, of_run in zip(runs, notes)]
-    completions = list_completions(runs, notes)
+    visits = read_visits(runs, notes)
+    about = []
     for number, run in enumerate(runs):
-        if not curves[number] and not (completions["run"] == number).any():
+        if not curves[number] and not any(visit["sides"][number] for visit in visits):
             files = ", ".join(["metrics.jsonl", *KINDS])
             raise ValueError(
                 f"{run}: no rows in any of {files}; name the folder of a run or of an evaluation"
             )
-
-    visits = list_visits(completions)
+        about.append(describe(run, number, visits, notes[number]))
+        for note in notes[number]:
+            print(f"note: {note}", file=sys.stderr)
     chosen = choose(visits, n)
     sampled = ""
     if len(chosen) < len(visits):
-        sampled = (
-            f"{chosen['n'].sum()} of the {visits['n'].sum()} completions are on this page: those nearest to the "
-            "ends of every order, then prompts drawn evenly, as far as they fit; python page.py --n 0 shows all"
-        )
-    joined_curves = join_curves(curves, notes)
-    filled, prompts = fill_visits(runs, completions, chosen)
-    about = []
-    for number, run in enumerate(runs):
-        about.append(describe(run, completions[completions["run"] == number], notes[number]))
-        for note in notes[number]:
-            print(f"note: {note}", file=sys.stderr)
+        of_all = f"{count(chosen)} of the {count(visits)} completions are on this page"
+        sampled = f"{of_all}, of prompts drawn evenly; python page.py --n 0 shows all"
     return {
         "runs": about,
         "arguments": join_arguments(runs),
-        "curves": joined_curves,
+        "curves": join_curves(curves),
         "sampled": sampled,
-        "prompts": prompts,
-        "visits": filled,
-        "orders": [order for order in ORDERS if chosen[order[1]].notna().any()],
+        "prompts": number_prompts(chosen),
+        "orders": order_visits(chosen),
+        "visits": chosen,
     }
 
 
