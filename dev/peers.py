@@ -1,7 +1,7 @@
 """Runs one side of `dev.bench` in a process of its own: TRL's trainers on the same work, and what makes that work.
 
     python -m dev.peers make --folder FOLDER --size cpu                 # models and rows
-    python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu --steps 3
+    python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu
 
 Each trainer runs as TRL's documentation shows, with TRL's defaults where the work does not fix a value, and writes
 `out`/metrics.jsonl with the keys of our scripts' logs, so that the bench reads both sides in the same way.
@@ -11,19 +11,24 @@ completions have a long tail, as those of real ones have. The vocabulary consist
 the reward model as for the policy.
 """
 
+import asyncio
 import functools
 import math
+import socket
+import sys
 import time
 from dataclasses import dataclass
+from multiprocessing import Process
 from pathlib import Path
-from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
+from rlmt.endpoint import Endpoint
 from rlmt.data import append_jsonl, read_prompts, read_rows, write_jsonl
 from rlmt.model import whole_weights
-from rlmt.run import Timer, rows_of_step, seed_step
+from rlmt.run import rows_of_step, seed_step
 import torch
 import tyro
+from aiohttp import web
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -39,9 +44,9 @@ from transformers import (
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.generation import vllm_generation
 
-from dev.bench import DPO_EPOCHS, SIZES, VLLM_MEMORY, Size
+from dev.bench import DPO_EPOCHS, SIZES, VLLM_MEMORY, Size, Work
 from rewards.preference import RewardModel
-from utils import DEVICE, DTYPE, SAFE, compute_dtype, fail
+from utils import DEVICE, DTYPE, SAFE, compute_dtype
 
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
 END_ID = 1
@@ -54,24 +59,13 @@ MODELS = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
 
 
 @dataclass
-class Args:
-    case: tyro.conf.Positional[Literal["make", "grpo", "lean", "sft", "dpo", "reward", "ours"]]
-    """lean: grpo without TRL's importance correction, which costs a forward and is not our default. ours: our
-    reward model alone, as it has no script of its own."""
-    folder: Path
+class Args(Work):
+    case: tyro.conf.Positional[str] = ""
+    """A key of CASES. lean: grpo without TRL's importance correction, which costs a forward and is not our default."""
+    folder: Path = Path()
     """Folder of models and rows; `make` writes it."""
-    size: Literal[tuple(SIZES)]
     out: Path = Path()
     """Folder for metrics.jsonl."""
-    steps: int = 1
-    """Optimizer steps of grpo, epochs of sft and dpo, passes over the texts of reward."""
-    seed: int = 0
-    dtype: str = "auto"
-    """That of forwards, of vLLM and of the reward model, as in our scripts."""
-    model: Path = Path("data/smollm2")
-    """For the size small: the policy's folder."""
-    prompts: str = "data/small/prompts.jsonl"
-    """For the size small: prompt rows."""
 
 
 # --- 1. models and rows
@@ -166,15 +160,13 @@ def copy_model(folder: Path, model: Path) -> None:
 
 
 def copy_prompts(args: Args, max_tokens: int) -> None:
-    """Writes the first prompts that are short enough to prompts.jsonl; exits with 2 if there are too few."""
+    """Writes the first prompts that are short enough to prompts.jsonl."""
     tokenizer = load_tokenizer(args.folder / "policy")
     chosen = []
     for row in read_prompts(args.prompts):
         ids = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
         if len(ids) <= max_tokens:
             chosen.append({"id": row["id"], "messages": row["messages"]})
-    if len(chosen) < N_PROMPTS:
-        fail(f"--prompts {args.prompts}: fewer than {N_PROMPTS} of them have {max_tokens} tokens or less")
     write_jsonl(args.folder / "prompts.jsonl", chosen[:N_PROMPTS])
 
 
@@ -198,37 +190,17 @@ class Log(TrainerCallback):
     def __init__(self, args: Args, trainer):
         self.args = args
         self.trainer = trainer
-        self.timer = Timer()  # of the step
-
-    def watch(self, owner, name: str, phase: str, before: str) -> None:
-        """Counts the time in the method `owner.name` for `phase` of a step, and the time before it for `before`.
-
-        TRL logs no such times.
-        """
-        method = getattr(owner, name)
-
-        @functools.wraps(method)
-        def timed(*args, **kwargs):
-            self.timer.end(before)
-            result = method(*args, **kwargs)
-            self.timer.end(phase)
-            return result
-
-        setattr(owner, name, timed)
 
     def on_train_begin(self, trainer_args, state, control, **_):
         self.started = time.monotonic()
-        self.timer = Timer()
 
     def on_step_begin(self, trainer_args, state, control, **_):
         seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
 
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
-            self.timer.end("other")
             line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
-            append_jsonl(self.args.out / "metrics.jsonl", [line | self.timer.metrics])
-            self.timer = Timer()
+            append_jsonl(self.args.out / "metrics.jsonl", [line])
 
 
 def shared_options(args: Args, rows: int, batch: int) -> dict:
@@ -249,7 +221,7 @@ def shared_options(args: Args, rows: int, batch: int) -> dict:
 
 
 def start(args: Args, trainer_class, config, rows: list[dict], **reward_model):
-    """Returns a trainer of the policy, whose weights have float32, and its log."""
+    """Returns a trainer of the policy, whose weights have float32."""
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=torch.float32, **SAFE),
         processing_class=load_tokenizer(args.folder / "policy"),
@@ -257,9 +229,8 @@ def start(args: Args, trainer_class, config, rows: list[dict], **reward_model):
         train_dataset=Dataset.from_list(rows),
         **reward_model,
     )
-    log = Log(args, trainer)
-    trainer.add_callback(log)
-    return trainer, log
+    trainer.add_callback(Log(args, trainer))
+    return trainer
 
 
 def grpo(args: Args) -> None:
@@ -267,12 +238,12 @@ def grpo(args: Args) -> None:
     size = SIZES[args.size]
     prompts = read_rows(args.folder / "prompts.jsonl", "messages")
     in_order = []
-    for step in range(args.steps):
+    for step in range(1, args.steps + 2):
         for row in rows_of_step(prompts, step, size.prompts, args.seed):
             in_order.append({"prompt": row["messages"]})
     config = GRPOConfig(
         **shared_options(args, size.prompts * size.group_size, size.peer_micro_batch),
-        max_steps=args.steps,
+        max_steps=args.steps + 1,
         shuffle_dataset=False,
         num_generations=size.group_size,
         max_completion_length=size.max_tokens,
@@ -288,7 +259,7 @@ def grpo(args: Args) -> None:
     )
     # TRL has no argument for vLLM's dtype, which would be another one than the trainer's on a CPU
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=compute_dtype(args.dtype))
-    trainer, log = start(
+    trainer = start(
         args,
         GRPOTrainer,
         config,
@@ -298,12 +269,6 @@ def grpo(args: Args) -> None:
     )
     if DEVICE == "cpu":
         trainer.vllm_generation.sync_weights = lambda: sync_on_cpu(trainer)
-    log.watch(trainer, "training_step", "update", before="other")
-    # within the training step; before the rewards it computes log-probabilities
-    log.watch(trainer.vllm_generation, "sync_weights", "rollout", before="update")
-    log.watch(trainer.vllm_generation, "generate", "rollout", before="update")
-    log.watch(trainer, "_calculate_rewards", "reward", before="update")
-    log.watch(torch.optim.AdamW, "step", "update", before="update")
     trainer.train()
 
 
@@ -333,14 +298,13 @@ def tuned(args: Args, trainer_class, config_class, batch: int, fields: dict[str,
         adam_beta2=0.95,
         **options,
     )
-    trainer, _ = start(args, trainer_class, config, rows)
-    trainer.train()
+    start(args, trainer_class, config, rows).train()
 
 
 def sft(args: Args) -> None:
     """Trains with trl.SFTTrainer, in batches of its default size."""
     fields = {"completion": "response"}
-    options = {"num_train_epochs": args.steps, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
+    options = {"num_train_epochs": args.steps + 1, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
     tuned(args, SFTTrainer, SFTConfig, 8, fields, completion_only_loss=True, **options)
 
 
@@ -367,7 +331,7 @@ def reward(args: Args) -> None:
     time_scores(args, score)
 
 
-def ours(args: Args) -> None:
+def our_reward(args: Args) -> None:
     """Scores the same texts by the reward model of our training scripts."""
     model = RewardModel(str(args.folder / "reward"), device=DEVICE, dtype=args.dtype)
     time_scores(args, model.score)
@@ -379,16 +343,69 @@ def time_scores(args: Args, score) -> None:
     messages = [row["messages"] for row in rows]
     texts = [row["text"] for row in rows]
     n_tokens = sum(len(text.split()) for text in texts)  # a word is a token
-    score(messages[:4], texts[:4])  # warm-up
     started = time.monotonic()
-    for step in range(1, args.steps + 1):
+    for step in range(1, args.steps + 2):
         scores = score(messages, texts)
         line = {"step": step, "seconds": time.monotonic() - started, "num_tokens": step * n_tokens}
         line |= {"score_0": scores[0], "score_15": scores[15]}
         append_jsonl(args.out / "metrics.jsonl", [line])
 
 
-CASES = {"make": make, "grpo": grpo, "lean": grpo, "sft": sft, "dpo": dpo, "reward": reward, "ours": ours}
+# --- 3. the judge's client: with c calls in flight it can make at most c / LATENCY calls a second
+
+LATENCY = 0.2  # seconds that the server takes for a call
+CALLS = 1024
+IN_FLIGHT = (32, 64, 128)
+
+
+async def answer_call(request: web.Request) -> web.Response:
+    """Answers a chat request with "7", LATENCY seconds later."""
+    await request.read()
+    await asyncio.sleep(LATENCY)
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
+    return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+
+
+def serve(listening: socket.socket) -> None:
+    """Serves on a socket, without end."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer_call)
+    web.run_app(app, sock=listening, print=None)
+
+
+def our_judge(args: Args) -> None:
+    """Asks a server, and logs the calls per second as a share of the limit."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    Process(target=serve, args=(listening,), daemon=True).start()
+    requests = []
+    for i in range(CALLS):
+        message = {"role": "user", "content": f"{i} " + "word " * 200}
+        requests.append({"messages": [message], "max_tokens": 8})
+    line = {"step": 1, "seconds": 0.0, "num_tokens": CALLS * len(IN_FLIGHT)}
+    for n in IN_FLIGHT:
+        client = Endpoint("m", args.out / f"{n}.jsonl", f"http://127.0.0.1:{port}/v1", concurrency=n)
+        client.ask(requests[:1], int)  # before one is answered, few are asked at a time
+        started = time.monotonic()
+        replies = client.ask(requests, int)
+        seconds = time.monotonic() - started
+        if [reply.value for reply in replies] != [7] * CALLS:
+            sys.exit("judge: a reply was lost")
+        line["seconds"] += seconds
+        line[f"{n} in flight"] = CALLS / seconds * LATENCY / n
+    append_jsonl(args.out / "metrics.jsonl", [line])
+
+
+CASES = {
+    "make": make,
+    "grpo": grpo,
+    "lean": grpo,
+    "sft": sft,
+    "dpo": dpo,
+    "reward": reward,
+    "our_reward": our_reward,
+    "our_judge": our_judge,
+}
 
 
 if __name__ == "__main__":
