@@ -243,28 +243,25 @@ def run_side(words: list[str], out: Path, checkout: Path | str) -> pd.DataFrame:
 
 def spread(values: pd.Series) -> dict[str, float]:
     """Returns median, least and most."""
-    return {"median": values.median(), "min": values.min(), "max": values.max()}
+    return values.agg(["median", "min", "max"]).to_dict()
 
 
 def compare(case: str, folder: Path, args: Args) -> dict:
     """Runs all sides in turn, `args.pairs` times, and returns what they took and how they compare."""
     sides = sides_of(case, args)
     logs: dict[str, list[pd.DataFrame]] = {side: [] for side in sides}
-    means: dict[str, list[pd.Series]] = {side: [] for side in sides}
     n_warm_up = 0 if case in ("dpo", "judge") else 1
     for pair in range(args.pairs):
         for side, (command, name, checkout) in sides.items():
             out = folder / f"{case}-{side}-{pair}"
             log = run_side(command(name, folder, out, args), out, checkout)
-            mean = log[n_warm_up:].mean(numeric_only=True)
             logs[side].append(log)
-            means[side].append(mean)
-            print(f"  {case} {side}: {mean['seconds']:.2f} s a step", flush=True)
+            print(f"  {case} {side}: {log['seconds'][n_warm_up:].mean():.2f} s a step", flush=True)
 
     result = {}
     rates = {}
     for side in sides:
-        runs = pd.DataFrame(means[side])
+        runs = pd.DataFrame([log[n_warm_up:].mean(numeric_only=True) for log in logs[side]])
         rates[side] = runs["num_tokens"] / runs["seconds"]
         result[side] = {
             "seconds_per_step": spread(runs["seconds"]),
@@ -396,10 +393,9 @@ def commit_of(checkout: Path | str) -> str:
 
 
 def main(args: Args) -> None:
-    if args.size == "small" and set(args.cases) != {"grpo"}:
-        fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
-    if args.size == "small" and not args.model.is_dir():
-        fail(f"--model: python -m data.prepare smollm2 --out {args.model} makes the folder")
+    if args.size == "small" and (set(args.cases) != {"grpo"} or not args.model.is_dir()):
+        remedy = f"--model is missing, python -m data.prepare smollm2 --out {args.model}"
+        fail(f"--size small is for grpo alone: python -m dev.bench grpo --size small; if {remedy} makes it")
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     # Both sides get one card: of several, our scripts use the first, and TRL's Trainer would use all.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -410,7 +406,6 @@ def main(args: Args) -> None:
         "command": shlex.join(["python", "-m", "dev.bench", *sys.argv[1:]]),
         "commit": commit_of(ROOT),
         "device": device,
-        "seed": args.seed,
         "threads": os.environ["OMP_NUM_THREADS"],
         "load_average": os.getloadavg()[0],
         "versions": [text for text in installed_packages() if text.partition("==")[0] in PACKAGES],
@@ -429,7 +424,7 @@ def main(args: Args) -> None:
             make = peer_command("make", folder, folder, args)
             subprocess.run([sys.executable, *make], cwd=ROOT, check=True)
             about |= {"case": case + label, "result": compare(case, folder, args)}
-        path = args.out / f"{case}{label}__{DEVICE.replace('cuda', 'gpu')}.json"
+        path = args.out / f"{case}{label}__{DEVICE}.json"
         path.write_text(json.dumps(about, indent=1) + "\n")
     text = table(args.out)
     print(text)

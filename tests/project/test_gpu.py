@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +44,8 @@ pytestmark = [
     ),
 ]
 needs_card = pytest.mark.skipif(not ON_GPU, reason="torch counts the memory of a GPU alone")
-needs_vllm = pytest.mark.usefixtures("vllm")
-
-
-@pytest.fixture
-def vllm():
-    pytest.importorskip("vllm")
+needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="needs vllm")
+needs_bits = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs bitsandbytes")
 
 
 @pytest.fixture
@@ -165,13 +162,14 @@ def test_a_seed_draws_the_same_completions_again():
 @pytest.mark.parametrize(
     "words",
     [
-        [*GRPO, *HF, "--steps", 3],
-        [*PPO, *HF, "--steps", 3],
-        [*DPO, *HF, "--rounds", 1],
-        [*GRPO, *HF, "--steps", 2, "--lora-r", 8, "--load-in-4bit"],
-        [*SFT, *SHORT, "--optim", "adamw_8bit"],
+        pytest.param([*GRPO, *HF, "--steps", 3], id="grpo"),
+        pytest.param([*PPO, *HF, "--steps", 3], id="ppo"),
+        pytest.param([*DPO, *HF, "--rounds", 1], id="dpo"),
+        pytest.param(
+            [*GRPO, *HF, "--steps", 2, "--lora-r", 8, "--load-in-4bit"], marks=needs_bits, id="qlora"
+        ),
+        pytest.param([*SFT, *SHORT, "--optim", "adamw_8bit"], marks=needs_bits, id="adamw-8bit"),
     ],
-    ids=["grpo", "ppo", "dpo", "qlora", "adamw-8bit"],
 )
 def test_the_toy_model_trains(words, warm, tmp_path, show):
     log = train(tmp_path / "run", *words, "--model", warm)
