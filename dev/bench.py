@@ -360,7 +360,7 @@ def table(folder: Path) -> str:
             commit = about["commit"][:7]
             for name, share in took.get("share_of_limit", {}).items():
                 lines.append(line(*start, f"{name}: {show(share)} of the limit", *[""] * 4, commit))
-            if "phases" in took:
+            if took.get("phases"):
                 rate = result["operations_per_token"] * took["tokens_per_second"]["median"]
                 seconds = [f"{took['phases'][phase]:.2f}" for phase in PHASES]
                 phases.append(line(*start, *seconds, f"{rate / result['matrix_rate']:.1%}", commit))

@@ -15,34 +15,39 @@ from rlmt.data import read_log, write_jsonl
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_sft_against_trl(tmp_path, monkeypatch):
+@pytest.mark.parametrize("old", ["", str(ROOT)])
+def test_sft_against_trl_and_another_checkout(old, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    bench.main(bench.Args(cases=("sft",), size="tiny", pairs=1, steps=1, out=tmp_path))
-    result = json.loads((tmp_path / "sft__cpu.json").read_text())["result"]
+    bench.main(bench.Args(cases=("sft",), size="tiny", pairs=1, steps=1, old=old, out=tmp_path))
+    (path,) = tmp_path.glob("sft-tiny-float32*__cpu.json")
+    result = json.loads(path.read_text())["result"]
+    side = "old" if old else "peer"
     assert result["same_tokens"]
     assert result["largest_difference"]["loss"] < 1e-5
     assert result["largest_difference"]["grad_norm"] < 1e-4
-    ratio = result["peer / ours"]["median"]
+    ratio = result[f"{side} / ours"]["median"]
     ours = result["ours"]["tokens_per_second"]["median"]
-    peer = result["peer"]["tokens_per_second"]["median"]
-    assert ratio == pytest.approx(ours / peer)
+    assert ratio == pytest.approx(ours / result[side]["tokens_per_second"]["median"])
     assert f"**{ratio:.2f}** (once)" in (tmp_path / "table.md").read_text()
 
 
-def test_the_judge_s_client_is_timed_and_both_sides_get_the_first_of_several_cards(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "CALLS", 8)
-    monkeypatch.setattr(bench, "IN_FLIGHT", (8,))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_both_sides_get_the_first_of_several_cards(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    bench.main(bench.Args(cases=("judge",), pairs=1, out=tmp_path))
-    result = json.loads((tmp_path / "judge__cpu.json").read_text())["result"]
-    assert 0 < result["8 in flight"]["share_of_limit"]["median"] < 1
+    bench.main(bench.Args(cases=(), out=tmp_path))
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\ncase $* in *--id=2) echo 2048;; *) echo 4096;; esac\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert bench.used_gib() == 2.0
+
+
+def test_the_judge_s_client_is_timed(peers, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "CALLS", 8)
+    monkeypatch.setattr(peers, "IN_FLIGHT", (8,))
+    peers.our_judge(peers.Args(out=tmp_path))
+    (line,) = read_log(tmp_path / "metrics.jsonl")
+    assert 0 < line["8 in flight"] < 1 and line["num_tokens"] == 8
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def peers():
 @pytest.fixture(scope="module")
 def work(peers, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("work")
-    peers.make(peers.Args("make", folder, "tiny"))
+    peers.make(peers.Args(folder=folder, size="tiny"))
     return folder
 
 
@@ -81,7 +86,7 @@ def test_real_model_and_prompts_take_the_place_of_random_ones(peers, work, tmp_p
     write_jsonl(tmp_path / "prompts.jsonl", rows)
     folder = tmp_path / "folder"
     prompts = str(tmp_path / "prompts.jsonl")
-    peers.make(peers.Args("make", folder, "small", model=work / "policy", prompts=prompts))
+    peers.make(peers.Args(folder=folder, size="small", model=work / "policy", prompts=prompts))
     chosen = [row["id"] for row in read_log(folder / "prompts.jsonl")]
     assert chosen == [str(i) for i in range(80) if i % 5]
 
