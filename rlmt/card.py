@@ -4,14 +4,13 @@ Tells what the model was made of and how. Benchmark scores are not in it, as the
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
 from rlmt.chat import read_trained_as
-from rlmt.data import read_log
+from rlmt.data import is_hub_name, read_log
 
 # arguments that name what is trained on; DPO reads the first of them that is given
 DATA = ("pairs", "completions", "traces", "prompts", "profiles")
@@ -70,17 +69,15 @@ def build(run: Path) -> str:
             log |= {f"{name}: {key}": value for key, value in line.items() if value is not None}
     log |= json.loads((run / "summary.json").read_text()).get("held_out", {})
 
-    commands = []  # a run that was resumed has several
+    commands = []  # a run that was resumed has several, mostly the same
     for line in (run / "command.txt").read_text().splitlines():
         _, *words = shlex.split(line)  # the first is the path of this machine's Python
-        command = shlex.join(["python", *words])
-        if command not in commands:
-            commands.append(command)
+        commands.append(shlex.join(["python", *words]))
     return TEMPLATE.format(
         head=front_matter(config["script"], models[-1], args[data]),
         name=run.name,
         rows=table(rows),
-        commands="\n".join(commands),
+        commands="\n".join(dict.fromkeys(commands)),
         log=table(log),
     )
 
@@ -98,16 +95,16 @@ def front_matter(script: str, base: str, data: str) -> ModelCardData:
     """Returns what the hub reads; models and data sets are named if they are the hub's, not files or folders."""
     task = "text-classification" if script == "reward" else "text-generation"
     card = ModelCardData(library_name="transformers", tags=["rlmt", script], pipeline_tag=task)
-    if is_hub_name(base):
+    if is_on_hub(base):
         card.base_model = base
     data_set = data.partition(":")[0]  # without its configuration and split
-    if is_hub_name(data_set):
+    if is_on_hub(data_set):
         card.datasets = [data_set]
     return card
 
 
-def is_hub_name(text: str) -> bool:
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", text)) and not Path(text).exists()
+def is_on_hub(name: str) -> bool:
+    return is_hub_name(name) and not Path(name).exists()
 
 
 def table(rows: dict) -> str:

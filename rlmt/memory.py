@@ -90,8 +90,9 @@ def scorers_gib(args, **models: str) -> dict[str, float]:
     parts = {}
     for part, model in models.items():
         if model and ".py:" not in model and not model.startswith("judge:"):
-            kind = transformers.AutoModelForSequenceClassification
-            parts[part.replace("_", " ")] = frozen_gib(model, kind, args.dtype)
+            parts[part.replace("_", " ")] = frozen_gib(
+                model, transformers.AutoModelForSequenceClassification, args.dtype
+            )
     return parts
 
 
