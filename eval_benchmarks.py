@@ -94,11 +94,6 @@ def check_args(args: Args) -> None:
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if not benchmark.judge and (args.judge or args.template):
         fail(f"{args.name} has no judge; leave --judge and --template out")
-    if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
-        fail(
-            "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
-            "`vllm serve` and name --judge-url, or use --protocol paper"
-        )
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
@@ -297,13 +292,10 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
-    if not args.model_url:
-        shared.check_prompts(args, [messages_of(args, task) for task in tasks])
+    shared.check_prompts(args, [messages_of(args, task) for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
-    # the requests know how long a reply may be, as --judge-max-tokens may leave it to the protocol
-    reply_tokens = [request["max_tokens"] for request in requests_if_all_answer(args, tasks[:1], "")]
-    shared.check_judge(args, max(reply_tokens, default=0))
+    shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
@@ -319,6 +311,8 @@ def main(args: Args) -> None:
     # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]
     answers = respond(args, tasks, run)
+    if args.generate_only:
+        return
     scored = answers
     if not benchmark.several_samples:
         scored = reward_model.best_answers(answers)

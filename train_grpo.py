@@ -517,8 +517,15 @@ def main(args: Args) -> None:
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
-    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
+    sampler = policy_sampler(
+        args,
+        tokenizer,
+        use_vllm,
+        max_tokens=args.max_completion_tokens,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        sleeps=args.vllm_sleep,
+        top_p=args.top_p,
+    )
     # of weights that differ, and of completions that teach nothing
     checks = [sampler.check, FormatGuard(args).check]
     collapse = None

@@ -391,7 +391,7 @@ def converse(
     live = talks
     while most_live := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
-        if sampler.backend is None:
+        if sampler.backend.batch_size:  # of transformers
             # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
             prompts += [talks[0].user["prompt_ids"]] * (most_live - len(live))
         for place, sample in sampler.sample(prompts):

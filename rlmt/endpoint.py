@@ -182,6 +182,7 @@ class Endpoint:
     budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `variable_for`
+    known_as: str = ""  # what the store's keys have in place of a URL that changes from start to start
     backoff: float = 1  # seconds; repeat n (from 0) waits Retry-After, and 0 .. min(60, backoff * 2^n) more
 
     def __post_init__(self):
@@ -406,7 +407,7 @@ class Endpoint:
 
     def _key(self, request: dict, attempt: int = 0) -> str:
         """Returns the hash under which the store has the reply to an attempt at a request."""
-        identity = [self.model, self.base_url, request, attempt]
+        identity = [self.model, self.known_as or self.base_url, request, attempt]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _worst_cost(self, request: dict) -> float:

@@ -272,6 +272,8 @@ FREE = (
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
     "judge_url",
+    "model_url",
+    "generate_only",
     "vllm_memory",
     "vllm_sleep",
     "data_parallel",

@@ -37,10 +37,8 @@ from transformers import (
 from rlmt import chat as templates
 from rlmt import run
 import utils
-from rlmt import vllm as vllm_engine
 from data.smollm2 import WHEEL, make_folder
 from chat_server import ChatServer
-from launch import start_fork_server
 from rewards import sandbox
 
 LLAMA = [
@@ -211,16 +209,6 @@ def here(monkeypatch, capfd):
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return start
-
-
-@pytest.fixture
-def forked_engines(monkeypatch):
-    """Lets vLLM's engines be forked from a process that has vLLM already: to import it takes each 15 seconds of CPU time.
-
-    test_rollout.py has a test with spawned ones, as users have them.
-    """
-    start_fork_server()
-    monkeypatch.setattr(vllm_engine, "START_METHOD", "forkserver")
 
 
 @pytest.fixture

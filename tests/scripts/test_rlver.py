@@ -167,7 +167,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
         prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
         users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
-    sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
+    sampler = rollout.Sampler(rollout.Transformers(toy_tokenizer), toy_tokenizer, rollout.Sampling(0.7, 48))
     sampler.sync(policy.Policy(model, 0.7))
     torch.manual_seed(0)
     found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
