@@ -164,7 +164,7 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
 # --- 2. a server, for a saved model
 
 # when its input ends, as this process has ended or wants the server gone, it kills the server and all of its processes
-KEEPER = 'read -r _; kill -KILL -- "-$0"'
+KEEPER = 'read -r _; kill -s KILL -- "-$0"'
 MAX_RETRIES = 6  # of a request; openai waits half a second, then twice as long each time, at most 8 seconds
 SECONDS_TO_END = 20  # for a server to end by itself; then its keeper kills it
 
