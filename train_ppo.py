@@ -578,7 +578,7 @@ def main(args: Args) -> None:
             sampler.sync(model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = share_of(chosen, accelerator)
-            completions = sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
+            completions = sample_completions(own_prompts, sampler, args.think_format)
             train.timer.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,

@@ -575,7 +575,7 @@ def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
 class Timer:
     """Measures the phases of a step: each starts where the last one ended, the first one now.
 
-    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
+    Every process measures itself.
     """
 
     def __init__(self, at_each_phase: Callable[[], None] = lambda: None):

@@ -188,7 +188,7 @@ def test_what_is_shown_of_a_completion(tmp_path):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r", "thinking": "t"}]
     rows = [
         completion("a", 1, 1.0, 0.4),
-        completion("b", 1, -0.5, rewards=several, contributions={"preference": 0.5, "length": -1.0}),
+        completion("b", 1, -0.5, rewards=several),
         completion("c", 1, -2.0, status="no_close", text="<think> more", pair="rejected"),
         completion("d", 1, None, dialogue=turns),
         completion("e", 1, float("nan")),
@@ -202,7 +202,7 @@ def test_what_is_shown_of_a_completion(tmp_path):
         "thinking": "z",
         "response": "y",
     }
-    parts = {"preference": 0.5, "length": -1.0, "contribution/preference": 0.5, "contribution/length": -1.0}
+    parts = {"preference": 0.5, "length": -1.0}
     assert combined["numbers"] == {"reward": -0.5, "gold": 0.9, "advantage": 0.5, **lengths, **parts}
     assert (bad["text"], bad["pair"]) == ("<think> more", "rejected")
     assert dialogue["dialogue"] == turns[1:] and "reward" not in dialogue["numbers"]
