@@ -145,7 +145,7 @@ class Args(RunArgs):
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     reward_args: tuple[str, ...] = ()
-    """Options of the reward model: preference.chat_template=FILE (Jinja), preference.max_length=TOKENS."""
+    """Option of the reward model: preference.chat_template=FILE (Jinja)."""
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""

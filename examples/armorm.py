@@ -28,11 +28,10 @@ import huggingface_hub
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel
 
 from utils import DTYPE, fail
-from rewards.preference import TOKENS_PER_BATCH, RewardModel
+from rewards.preference import TOKENS_PER_BATCH, RewardModel, pad_right
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
 # Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these tokens.
@@ -80,9 +79,7 @@ class ArmoRM(RewardModel):
     @torch.inference_mode()
     def objectives(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rewards and their gates, both (B, objectives), of conversations given as token ids."""
-        device = self.trunk.device
-        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-        mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).to(device)
+        ids, mask = pad_right(rows, 0, self.trunk.device)
         hidden = self.trunk(ids, attention_mask=mask).last_hidden_state
         each_row = torch.arange(len(rows))
         last_token = hidden[each_row, [len(row) - 1 for row in rows]].float()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification
 
 from rlmt.chat import context_length, load_config, load_tokenizer
@@ -35,7 +35,7 @@ from rlmt.model import (
 from rlmt.run import load_function
 from utils import compute_dtype, fail
 from rewards import read_parts
-from rewards.preference import TOKENS_PER_BATCH, longest_first
+from rewards.preference import TOKENS_PER_BATCH, longest_first, pad_right
 
 MAX_GRAD_NORM = 1.0  # of the model behind `prime`
 
@@ -108,10 +108,9 @@ class ProcessReward:
     themselves (the progress of 2410.08146).
 
     Args:
-        options: `model`, a token classifier with two labels, the second one "right", which reads a row as
-            trl's PRMTrainer does (see `encode`). `separator`: PRMTrainer's `step_separator` when the model was
-            trained. Or `model` is file.py:function, which takes (messages, text) and returns a list of (end of
-            a step in `text`, probability).
+        source: a token classifier with two labels, the second one "right", which reads a row as trl's PRMTrainer
+            does (see `encode`). Or file.py:function, which takes (messages, text) and returns a list of (end of a
+            step in `text`, probability).
     """
 
     name = "process"
@@ -120,18 +119,15 @@ class ProcessReward:
     metrics = {}
 
     def __init__(
-        self, options: dict, weight: float, policy_tokenizer, device: torch.device, dtype: str = "auto"
+        self, source: str, weight: float, policy_tokenizer, device: torch.device, dtype: str = "auto"
     ):
         self.weight = weight
         self.policy_tokenizer = policy_tokenizer
-        self.device = device
         self.function = None
-        source = options["model"]
         if ".py:" in source:
             self.function = load_function(source)
             return
         self.tokenizer = load_tokenizer(source)
-        self.separator_ids = self._ids(options["separator"])
         model, _ = load_weights(AutoModelForTokenClassification, source, compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
@@ -142,16 +138,16 @@ class ProcessReward:
     def encode(self, completion) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the token ids of prompt and steps, and (end in `text`, last token's place) of each step.
 
-        They are those of trl's PRMTrainer.tokenize_row: BOS if the tokenizer has one, the prompt, then each step
-        and its separator. All are tokenised apart, as a tokenizer may join a full stop and a line break. The
-        last token of a separator is where PRMTrainer puts the step's label, so a step is judged there.
+        They are those of trl's PRMTrainer.tokenize_row: BOS if the tokenizer has one, the prompt, then each step and
+        its separator, a line break. All are tokenised apart, as a tokenizer may join a full stop and a line break.
+        The last token of a separator is where PRMTrainer puts the step's label, so a step is judged there.
         """
         ids = self._ids("\n\n".join(message["content"] for message in completion.messages))
         if self.tokenizer.bos_token_id is not None:
             ids.insert(0, self.tokenizer.bos_token_id)
         ends = []
         for step, end in steps(completion):
-            ids += self._ids(step) + self.separator_ids
+            ids += self._ids(step) + self._ids("\n")
             ends.append((end, len(ids) - 1))
         return ids, ends
 
@@ -167,10 +163,9 @@ class ProcessReward:
             raise RuntimeError(f"the process model reads {limit} tokens; lower --max-completion-tokens")
 
         found = [[] for _ in completions]
-        for places in longest_first(lengths, TOKENS_PER_BATCH[self.device.type]):
-            rows = [torch.tensor(encoded[place][0], device=self.device) for place in places]
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            logits = self.model(pad_sequence(rows, batch_first=True), attention_mask=mask).logits.float()
+        for places in longest_first(lengths, TOKENS_PER_BATCH[self.model.device.type]):
+            ids, mask = pad_right([encoded[place][0] for place in places], 0, self.model.device)
+            logits = self.model(ids, attention_mask=mask).logits.float()
             right = logits.softmax(-1)[..., 1].cpu()
             for n, place in enumerate(places):
                 found[place] = [(end, right[n, token].item()) for end, token in encoded[place][1]]
@@ -180,11 +175,10 @@ class ProcessReward:
         """Returns rewards (B, T) and where one is given; notes each completion's sum in `rewards`."""
         values = pad([[0.0] * len(completion.ids) for completion in completions])
         events = values.bool()
-        for n, (completion, found) in enumerate(
-            zip(completions, self.probabilities(completions), strict=True)
-        ):
+        probabilities = self.probabilities(completions)
+        for n, completion in enumerate(completions):
             before = 0.0
-            for end, probability in found:
+            for end, probability in probabilities[n]:
                 token = self._token_at(completion.ids, end)
                 values[n, token] += probability - before
                 events[n, token] = True
@@ -222,7 +216,7 @@ class ImplicitReward:
         """`options`: beta, learning_rate. `folder`: the checkpoint that a resumed run goes on from."""
         self.weight = weight
         self.beta = options["beta"]
-        self.args = args
+        self.micro_batch_tokens = args.micro_batch_tokens
         self.reference = reference
         self.pad_token_id = tokenizer.pad_token_id
         self.accelerator = accelerator
@@ -237,18 +231,17 @@ class ImplicitReward:
         """Returns rewards (B, T) of phi as it is, then trains it for one step where a verdict is known."""
         accelerator = self.accelerator
         model, optimizer = self.learner
-        n_known = sum(completion.correct is not None for completion in completions)
-        n_known = accelerator.reduce(torch.tensor(n_known, device=accelerator.device), "sum").clamp(min=1)
+        n_known = sum(gather_object([completion.correct is not None for completion in completions]))
+        n_known = max(1, n_known)
 
         rows = {}  # by the identity of the completion
         sums = {"prime/loss": 0.0, "prime/accuracy": 0.0}
-        batches = micro_batches(completions, self.args.micro_batch_tokens, accelerator)
+        batches = micro_batches(completions, self.micro_batch_tokens, accelerator)
         for i, members in enumerate(batches):
             batch = collate(members, self.pad_token_id, accelerator.device)
             inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-            verdicts = [completion.correct for completion in members]
-            labels = [math.nan if verdict is None else verdict for verdict in verdicts]
-            labels = torch.tensor(labels, device=accelerator.device)
+            verdicts = [math.nan if one.correct is None else one.correct for one in members]
+            labels = torch.tensor(verdicts, device=accelerator.device)
             known = ~labels.isnan()
 
             reference_logprobs = compute_reference_logprobs(model, self.reference, inputs)
@@ -262,19 +255,14 @@ class ImplicitReward:
 
             sums["prime/loss"] += loss.detach()
             sums["prime/accuracy"] += ((log_odds > 0) == labels.bool())[known].sum()
-            for completion, row in zip(members, value.detach().cpu(), strict=True):
+            for completion, row in zip(members, value.tolist(), strict=True):
                 rows[id(completion)] = row[: len(completion.ids)]
-                completion.rewards[self.name] = row.sum().item()
+                completion.rewards[self.name] = sum(rows[id(completion)])
         self.metrics = sum_and_divide(sums, n_known, accelerator)
-        grad_norm = clip_gradients(model, MAX_GRAD_NORM)
-        loss = self.metrics["prime/loss"]
-        if not math.isfinite(loss + grad_norm):  # before it reaches the weights
-            raise FloatingPointError(
-                f"--rewards prime: its model's loss is {loss}, its gradient's norm {grad_norm}"
-            )
+        clip_gradients(model, MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
-        values = pad_sequence([rows[id(completion)] for completion in completions], batch_first=True)
+        values = pad([rows[id(completion)] for completion in completions])
         return values, pad([[1.0] * len(completion.ids) for completion in completions]).bool()
 
 
@@ -290,7 +278,6 @@ def check_process_model(source: str) -> None:
         fail(
             "--rewards process needs --reward-args process.model=MODEL: a token classifier, or file.py:function"
         )
-    load_tokenizer(source)
     n_labels = load_config(source).num_labels
     if n_labels != 2:
         fail(f"--reward-args process.model={source} has {n_labels} labels; it needs two, wrong and right")
@@ -301,11 +288,11 @@ def load_dense(args, folder: Path | None, reference, tokenizer, accelerator: Acc
     sources = []
     for part in read_parts(args):
         if part.name == "process":
-            source = ProcessReward(part.options, part.weight, tokenizer, accelerator.device, args.dtype)
-            sources.append(source)
+            model = part.options["model"]
+            sources.append(ProcessReward(model, part.weight, tokenizer, accelerator.device, args.dtype))
         elif part.name == "prime":
-            source = ImplicitReward(
+            prime = ImplicitReward(
                 args, part.weight, part.options, folder, reference, tokenizer, accelerator
             )
-            sources.append(source)
+            sources.append(prime)
     return sources

@@ -71,9 +71,8 @@ def negative_entropy(rows: list[dict]) -> Values:
 
 # --- 2. collapse
 
-COLLAPSE_STEPS = (
-    10  # a run ends when the last so many steps are all beyond a limit, and nothing is left to tell apart
-)
+# a run ends when the last so many steps are all beyond a limit, and nothing is left to tell apart
+COLLAPSE_STEPS = 10
 HIGHEST_AGREEMENT = 0.99
 LOWEST_ENTROPY = 0.02  # nats per token
 
@@ -84,8 +83,6 @@ class Collapse:
     Metrics of a step:
         agreement: share of a group that gives its most frequent answer, mean over groups; left out where a group
             has several prompts, as in PPO, because answers to different questions need not agree
-        distinct_answers: number of different answers in a group, mean over groups; left out likewise
-        distinct_responses: number of different responses in a group, as a share of the group; mean over groups
         no_answer: share of the rows without an answer
         entropy: mean over rows, nats per token; left out where the trainer does not measure it
     """
@@ -98,15 +95,11 @@ class Collapse:
         """Returns the metrics of a step."""
         rows = [completion.row() for completion in completions]
         answers = [_comparable_answer(row) for row in rows]
-        responses = [row["response"] for row in rows]
-        different = [len(set(group)) / self.group_size for group in in_groups(responses, self.group_size)]
-        found = {"collapse/distinct_responses": fmean(different)}
-        found["collapse/no_answer"] = answers.count(None) / len(rows)
+        found = {"collapse/no_answer": answers.count(None) / len(rows)}
         if rows[0]["id"] == rows[self.group_size - 1]["id"]:
             votes = [_count_votes(group) for group in in_groups(answers, self.group_size)]
             most = [max(vote.values(), default=0) / self.group_size for vote in votes]
             found["collapse/agreement"] = fmean(most)
-            found["collapse/distinct_answers"] = fmean(len(vote) for vote in votes)
         entropies = [row["mean_entropy"] for row in rows if "mean_entropy" in row]
         if entropies:
             found["collapse/entropy"] = fmean(entropies)

@@ -107,7 +107,8 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
     long = "word " * 100
     whole = RewardModel(reward_models[name])
     full = whole.encode([USER], long)
-    short = RewardModel(reward_models[name], max_length=64)
+    short = RewardModel(reward_models[name])
+    short.max_length = 64
     ids = short.encode([USER], long)
     n_closing = len(short.tokenizer(closing, add_special_tokens=False)["input_ids"])
     assert len(ids) == 64 and short.tokenizer.decode(ids).endswith(closing)
@@ -115,7 +116,8 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
     assert short.encode([USER], "word") == whole.encode([USER], "word")
     assert (short.n_scored, short.n_truncated, whole.n_truncated) == (2, 1, 0)
     assert short.encode([{"role": "user", "content": long}], "word")[-n_closing:] == full[-n_closing:]
-    at_limit = RewardModel(reward_models[name], max_length=len(full))
+    at_limit = RewardModel(reward_models[name])
+    at_limit.max_length = len(full)
     assert at_limit.encode([USER], long) == full and at_limit.n_truncated == 0
 
 

@@ -85,17 +85,12 @@ def indicators(folder, rows: list, group_size: int) -> dict:
 
 def test_how_far_a_policy_has_collapsed(tmp_path):
     rows = [row("1"), row("1"), row("1", mean_entropy=0.2), row("x", mean_entropy=0.4), *[row("5")] * 4]
-    expected = {
-        "agreement": (3 / 4 + 1) / 2,
-        "distinct_answers": 1.0,
-        "distinct_responses": (2 / 4 + 1 / 4) / 2,
-    }
-    expected |= {"no_answer": 1 / 8, "entropy": 0.3}
+    expected = {"agreement": (3 / 4 + 1) / 2, "no_answer": 1 / 8, "entropy": 0.3}
     found = indicators(tmp_path, rows, 4)
     assert found == near({f"collapse/{name}": value for name, value in expected.items()})
     # PPO has one completion of each prompt, whose answers need not differ
     found = indicators(tmp_path, [row("5", id="a"), row("5", id="b")], 2)
-    assert found == {"collapse/distinct_responses": 0.5, "collapse/no_answer": 0}
+    assert found == {"collapse/no_answer": 0}
 
 
 @pytest.mark.parametrize(
