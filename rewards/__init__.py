@@ -183,9 +183,7 @@ def check(args, prompts: list[dict], accelerator) -> None:
 
         check_preference(args)
     if "process" in parts:
-        from rewards.dense import check_process_model
-
-        check_process_model(parts["process"].options["model"])
+        load_function(parts["process"].options["model"])
     if "code" in parts:
         from rewards.sandbox import announce_barrier
 
