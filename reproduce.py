@@ -3,8 +3,8 @@
     python reproduce.py --list                                         # every row, and what is done
     python reproduce.py --show table1/llama3.1-8b-rlmt                 # its commands and those before it, to paste
     python reproduce.py --table 1 --row llama3.1-8b-rlmt --run         # runs what is missing; resumes
-    python reproduce.py --table toy --run --lanes 2                    # the same matrix on the toy world
-    python reproduce.py --table rewards --run --lanes 2                # other rewards on the toy world
+    python reproduce.py --table toy --run                              # the same matrix on the toy world
+    python reproduce.py --table rewards --run                          # other rewards on the toy world
     python reproduce.py --tables                                       # renders all tables: results/tables/
 
 A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how they are
@@ -75,8 +75,6 @@ class Args:
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
     out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
-    lanes: int = 1
-    """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
 
 # what a judge is tried with; the evaluations ask for a JSON object in the same way
@@ -334,7 +332,7 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     if args.templates:
         variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
-        variables["AS_RELEASED"] = "--as-released"
+        variables["AS_RELEASED"] = tables.AS_RELEASED
     return variables
 
 
@@ -356,49 +354,25 @@ def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Pope
 
 
 def run_jobs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
-    """Runs the jobs, `args.lanes` at a time and each after those that it needs, with logs in root/logs/.
+    """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
-    A failure stops all jobs and exits with 1; the same command goes on later.
+    A failure exits with 1; the same command goes on later.
     """
-    waiting = list(jobs)
-    running: dict[Job, subprocess.Popen] = {}
-    started = time.monotonic()
     signal.signal(signal.SIGTERM, stop)
-    try:
-        while waiting or running:
-            for job in list(waiting):
-                block = blocks[job.block]
-                needed = {job_of(need, job.seed) for need in all_needs(block, blocks)}
-                if len(running) < args.lanes and needed.isdisjoint([*waiting, *running]):
-                    waiting.remove(job)
-                    running[job] = start(block, variables_of(args, root, job.seed), log_of(job, root))
-                    report(started, f"{block.name} s{job.seed} starts; its log is {log_of(job, root)}")
-
-            time.sleep(0.5)
-            for job, process in list(running.items()):
-                if process.poll() is None:
-                    continue
-                if process.returncode:
-                    log = log_of(job, root)
-                    print(log.read_text(errors="replace")[-3000:])
-                    sys.exit(f"{job.block} failed; its log is {log}. The same command goes on from here.")
-                del running[job]
-                n_done = len(jobs) - len(waiting) - len(running)
-                report(started, f"{job.block} s{job.seed} is done, {n_done} of {len(jobs)}")
-    finally:
-        for process in running.values():
+    for n, job in enumerate(jobs, 1):
+        name = f"{job.block} s{job.seed}"
+        log = root / "logs" / f"{job.block.replace('/', '-')}-s{job.seed}.log"
+        print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
+        process = start(blocks[job.block], variables_of(args, root, job.seed), log)
+        try:
+            code = process.wait()
+        finally:  # also on SIGTERM and Ctrl-C
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in running.values():
-            process.wait()
-
-
-def log_of(job: Job, root: Path) -> Path:
-    return root / "logs" / f"{job.block.replace('/', '-')}-s{job.seed}.log"
-
-
-def report(started: float, message: str) -> None:
-    print(f"[{time.monotonic() - started:4.0f} s] {message}", flush=True)
+                process.wait()
+        if code:
+            print(log.read_text(errors="replace")[-3000:])
+            sys.exit(f"{name} failed; its log is {log}. The same command goes on from here.")
 
 
 def stop(*_) -> None:
@@ -472,8 +446,6 @@ def main(args: Args) -> None:
 
     if args.budget and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
-    if args.lanes < 1:
-        fail(f"--lanes {args.lanes}: use 1 or more")
     if args.templates and not Path(args.templates).is_dir():
         fail(f"--templates {args.templates}: no such folder")
     wanted = wanted_blocks(args, rows)

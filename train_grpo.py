@@ -28,7 +28,7 @@ Deviations from the paper and its released code (verl) in a default run; docs/de
    tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
    `--scale-rewards none --loss-type grpo`.
 2. The released configs call their loss a mean over tokens. With their micro-batches of one completion it is
-   the mean of equation 4 instead; `--as-released` sets `--loss-type grpo`.
+   the mean of equation 4 instead; `--preset paper-as-released` sets `--loss-type grpo`.
 3. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 4. A malformed completion gets a floor below its group. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
@@ -94,13 +94,13 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 from rewards.shaping import pass_at_k
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of other papers
+# PRESETS, at the end of this file, have other values for the runs of the paper and of other papers
 @dataclass
 class Args(RLArgs):
     # model and data
@@ -492,7 +492,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step * args.group_size, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
     try_judges(args, prompts, start.run, accelerator)
@@ -613,7 +613,7 @@ def main(args: Args) -> None:
     finish_run(run.folder, summary, sampler)
 
 
-# --- what --preset and --as-released set; experiments/*.sh add what a row of a table changes
+# --- what --preset sets; experiments/*.sh add what a row of a table changes
 
 PAPER = {
     "reward_on": "response",  # equation 3
@@ -772,7 +772,7 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. There are configs of table 1's rows; the others take those of llama3.1-8b-rlmt.
+# The released values. There are configs of table 1's rows; the others take those of llama3.1-8b-rlmt.
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
@@ -780,10 +780,10 @@ PRESETS: dict[str, dict] = {
 # and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
 # 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
 # checkpoint.
-RELEASED = {}
+RELEASED = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
 for _name in ("paper", "paper-instruct", "paper-zero"):
-    RELEASED[_name] = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+    PRESETS[f"{_name}-as-released"] = PRESETS[_name] | RELEASED
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

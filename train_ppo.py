@@ -96,12 +96,12 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of another
+# PRESETS, at the end of this file, have other values for the runs of the paper and of another
 @dataclass
 class Args(RLArgs):
     # model and data
@@ -153,8 +153,9 @@ class Args(RLArgs):
     have no penalty."""
     kl_coef: float = 1e-3
     """Weight of the penalty (table 7)."""
-    epsilon: float = 0.2
-    """Clip range of the ratio (released configs); with one update a rollout the ratio is 1."""
+    epsilon: tuple[float, float] = (0.2, 0.2)
+    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); with one update a rollout it
+    is 1."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
     critic: str = "policy"
@@ -242,7 +243,7 @@ def policy_loss(
     reference_logprobs: torch.Tensor | None,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    epsilon: float,
+    epsilon: tuple[float, float],
     kl_coef: float,
     importance_weights: torch.Tensor | float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -257,11 +258,13 @@ def policy_loss(
     """
     log_ratio = (logprobs - old_logprobs) * mask
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+    lowest = 1 - epsilon[0]
+    highest = 1 + epsilon[1]
+    clipped = ratio.clamp(lowest, highest)
     token_loss = -torch.min(ratio * advantages, clipped * advantages) * importance_weights
 
-    too_low = (ratio < 1 - epsilon) & (advantages < 0)
-    too_high = (ratio > 1 + epsilon) & (advantages > 0)
+    too_low = (ratio < lowest) & (advantages < 0)
+    too_high = (ratio > highest) & (advantages > 0)
     sums = {  # sums here; sum_and_divide makes the means that the names promise
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
@@ -518,7 +521,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
@@ -700,19 +703,12 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
+# The released values. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
 # "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
 # (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {
-    "paper": {
-        "kl": "none",
-        "entropy_coef": 1e-3,
-        "max_prompt_tokens": 896,
-        "steps": 110,
-        "save_steps": 55,
-    }
-}
+RELEASED = {"kl": "none", "entropy_coef": 1e-3, "max_prompt_tokens": 896, "steps": 110, "save_steps": 55}
+PRESETS["paper-as-released"] = PAPER | RELEASED
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

@@ -64,7 +64,7 @@ from rlmt.run import (
 from utils import THINK_FORMATS, fail, join_thinking, or_fail
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
+# PRESETS, at the end of this file, have other values for the runs of the paper and for one card
 @dataclass
 class Args(RunArgs):
     # model and data

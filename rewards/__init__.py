@@ -183,6 +183,8 @@ def check(args, prompts: list[dict], accelerator) -> None:
 
         check_preference(args)
     if "process" in parts:
+        if not parts["process"].options["model"]:
+            fail("--rewards process needs --reward-args process.model=file.py:function")
         load_function(parts["process"].options["model"])
     if "code" in parts:
         from rewards.sandbox import announce_barrier

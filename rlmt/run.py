@@ -48,7 +48,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import fail, in_one_line, or_warn
+from utils import fail, in_one_line, or_fail, or_warn
 
 # --- 1. arguments
 
@@ -59,8 +59,6 @@ class RunArgs:
 
     preset: str = ""
     """A name from PRESETS; flags override it."""
-    as_released: bool = False
-    """With a preset of the paper: the values of RELEASED where its released code has others."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
     With a Zero format also a text file, the instruction before the prompt."""
@@ -143,14 +141,20 @@ AT_LEAST_ONE = (
 )
 
 
-def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, dict] | None = None):
-    """Parses the command line. Order: default < preset < `released` (with --as-released) < flag.
+def parse_args(args_class: type, presets: dict[str, dict]):
+    """Parses the command line. Order: default < preset < flag.
 
     Unknown names and impossible values exit with 2.
     """
     # --flag=value becomes --flag value
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
-    preset, values = _read_preset(words, presets, released or {})
+    preset = ""
+    for flag, value in zip(words, words[1:]):
+        if flag == "--preset":
+            preset = value
+    if preset and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
+    values = presets.get(preset, {})
     default = dataclasses.replace(args_class(), **values)
     for field in dataclasses.fields(default):
         flag = "--" + field.name.replace("_", "-")
@@ -173,23 +177,6 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     return args
 
 
-def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str, dict]) -> tuple[str, dict]:
-    """Returns the name after --preset, and the values that it sets instead of the defaults."""
-    preset = ""
-    for flag, value in zip(words, words[1:]):
-        if flag == "--preset":
-            preset = value
-    if preset and preset not in presets:
-        fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
-    values = presets.get(preset, {})
-    if any(word.replace("_", "-") == "--as-released" for word in words):  # tyro reads --as_released too
-        if preset not in released:
-            known = ", ".join(released) or "none"
-            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
-        values = values | released[preset]
-    return preset, values
-
-
 def check_values(args) -> None:
     """Exits with 2 for numbers that cannot be."""
     for field in AT_LEAST_ONE:
@@ -201,6 +188,25 @@ def check_values(args) -> None:
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     _check_bitsandbytes(args)
+    _check_urls(args)
+
+
+def _check_urls(args) -> None:
+    """Exits with 2 for a key or password in a URL, which would be logged, and for a key in place of its variable."""
+    urls = {}
+    for field, value in vars(args).items():
+        if str(value).startswith("judge:"):  # judge:MODEL@URL
+            urls[field] = value.partition("@")[2]
+        elif "url" in field:
+            urls[field] = value
+    key_env = getattr(args, "key_env", ())
+    if not any(urls.values()) and not key_env:
+        return
+    from rlmt.endpoint import check_key_env, check_url  # slow to import, and most runs ask nobody
+
+    for field, url in urls.items():
+        or_fail(check_url, url, f"--{field.replace('_', '-')}")
+    or_fail(check_key_env, key_env)
 
 
 def _check_training_samples(args) -> None:

@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from statistics import fmean
 

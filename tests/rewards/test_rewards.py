@@ -240,7 +240,7 @@ def test_a_run_says_to_how_many_prompts_a_reward_applies(capsys, exits):
     assert "pass_at_k needs to know what is right" in exits(check, "length:1", scale_rewards="pass_at_k")
     assert "--rewards prime needs to know what is right" in exits(check, "length:1", "prime:1")
     assert "--beta above 0" in exits(check, "math:1", "prime:1", beta=0.0)
-    assert "process.model=MODEL" in exits(check, "math:1", "process:1")
+    assert "process.model=file.py:function" in exits(check, "math:1", "process:1")
     assert "PPO has one of each" in exits(check, "majority:1", args=train_ppo.Args)
 
 

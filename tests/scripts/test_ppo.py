@@ -154,7 +154,7 @@ def test_policy_loss_and_gradient_are_trls(trl_trainer, kl_coef, is_corrected):
         reference_logprobs if kl_coef else None,
         advantages,
         mask,
-        0.2,
+        (0.2, 0.2),
         kl_coef,
         importance_weights if is_corrected else 1.0,
     )

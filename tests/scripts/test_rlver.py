@@ -364,9 +364,7 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
 def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
     """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
     conversations = talks(toy_tokenizer)
-    accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
-    )
+    accelerator = policy.start_accelerator()
     args = train_rlver.Args(gradient_checkpointing=False)
     critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
     train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
