@@ -4,16 +4,17 @@ Tells what the model was made of and how. Benchmark scores are not in it, as the
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
 from rlmt.chat import read_trained_as
-from rlmt.data import is_hub_name, read_log
+from rlmt.data import FILE_TYPES, read_log
 
 # arguments that name what is trained on; DPO reads the first of them that is given
-DATA = ("pairs", "completions", "traces", "prompts", "profiles")
+DATA = ("pairs", "traces", "prompts", "profiles")
 SETTINGS = ("rewards", "judge", "simulator", "learning_rate", "optim", "lora_r", "load_in_4bit", "seed")
 TEMPLATE = """---
 {head}
@@ -104,7 +105,9 @@ def front_matter(script: str, base: str, data: str) -> ModelCardData:
 
 
 def is_on_hub(name: str) -> bool:
-    return is_hub_name(name) and not Path(name).exists()
+    """Tells whether a name is owner/name of the hub, and not a file or folder of this machine, or of another."""
+    has_form = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    return has_form and not name.endswith(FILE_TYPES) and not Path(name).exists()
 
 
 def table(rows: dict) -> str:
