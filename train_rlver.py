@@ -176,7 +176,8 @@ class Args(RolloutArgs):
     scale_rewards = "group"
     loss_type = "dapo"  # the mean over all tokens of the step
     kl = "loss"
-    max_completion_tokens = None  # the mean does not count it
+    max_completion_tokens = math.inf  # the mean does not count it
+    updates_per_rollout = 1
 
     @property
     def kl_coef(self) -> float:
@@ -277,14 +278,8 @@ def start_conversation(user: dict, setting: dict) -> Conversation:
         messages=user["messages"],
         prompt_ids=user["prompt_ids"],
         ids=[],
-        text="",
-        thinking="",
-        response="",
-        status="",
-        cut_off=False,
-        n_thinking_tokens=0,
         loss_mask=[],
-        dialogue=simulated_user.start(user["profile"], setting),
+        dialogue=simulated_user.start(user, setting),
     )
 
 
@@ -406,16 +401,6 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     return metrics
 
 
-def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
-    """Returns the calls to the simulator since this start, and what the run has cost; {} if it is a function."""
-    if not isinstance(simulator, Endpoint):
-        return {}
-    return {
-        "simulator/calls": sum(gather_object([simulator.calls])),
-        "simulator/dollars": sum(gather_object([simulator.cost])),
-    }
-
-
 def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
     """Sets the learning rates of a step (from 1), and returns the policy's."""
     share = min(1.0, step / max(1, args.warmup_steps))
@@ -431,13 +416,10 @@ def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
 
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    if args.algorithm == "grpo" and args.group_size < 2:
-        fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
-    if args.prompts_per_step % accelerator.num_processes:
-        fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
-            f"processes; use a multiple of {accelerator.num_processes}"
-        )
+    if args.algorithm == "grpo":
+        train_grpo.check_arguments(args, accelerator)
+    else:
+        train_ppo.check_arguments(args, accelerator)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
@@ -456,12 +438,12 @@ def simulator_setting(args: Args) -> dict:
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the users {id, profile, messages, prompt_ids}; exits with 2 if they cannot be trained with."""
+    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if they cannot be trained with."""
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
         prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
+        users.append({**profile, "messages": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
@@ -484,7 +466,7 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         run / f"simulator-{accelerator.process_index}.jsonl",
         args.simulator_url,
         args.concurrency,
-        timeout=call_timeout(simulator_setting(args)["max_tokens"]),
+        timeout=call_timeout(simulated_user.RLVER["max_tokens"]),
         budget=args.budget / accelerator.num_processes,
         price=args.price,
         key_env=args.key_env,
@@ -498,10 +480,9 @@ def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accel
     """
     simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
-        profiles = [user["profile"] for user in users]
         n_conversations = args.steps * args.prompts_per_step * args.group_size
-        print(f"simulator: {simulated_user.estimate(profiles, setting, n_conversations, args.price)}")
-        dialogue = simulated_user.start_with_answer(profiles[0], setting)
+        print(f"simulator {args.simulator}: {simulated_user.estimate(users, setting, n_conversations, args.price)}")
+        dialogue = simulated_user.start_with_answer(users[0], setting)
         try_endpoint(simulator, simulated_user.planner_request(dialogue, setting), "--simulator")
 
 
@@ -568,13 +549,13 @@ def main(args: Args) -> None:
             train.timer.end("rollout")
 
             # 3. advantage
+            rewards_P_G = rewards.view(args.prompts_per_step, args.group_size)
             if args.algorithm == "grpo":
-                rewards_P_G = rewards.view(-1, args.group_size)
                 metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
                 train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
             else:
-                metrics |= reward_metrics(rewards.view(1, -1), "total")
+                metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
@@ -610,7 +591,6 @@ def main(args: Args) -> None:
             # 5. log, checks that end a run which can teach nothing, checkpoint
             everyone = gather_object(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
-            metrics |= simulator_metrics(simulator)
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", model, tokenizer, accelerator)

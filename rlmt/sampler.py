@@ -61,13 +61,13 @@ class Completion:
     messages: list[dict]
     prompt_ids: list[int]
     ids: list[int]
-    text: str
-    thinking: str
-    response: str
-    status: str
+    text: str = ""
+    thinking: str = ""
+    response: str = ""
+    status: str = ""
     """See utils.split_thinking."""
-    cut_off: bool
-    n_thinking_tokens: int
+    cut_off: bool = False
+    n_thinking_tokens: int = 0
     prompt: dict = field(default_factory=dict)
     """The prompt's row, with whatever fields verifiers read."""
     rewards: dict[str, float | None] = field(default_factory=dict)

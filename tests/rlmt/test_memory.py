@@ -110,7 +110,7 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
     for name, gib in memory.dpo_gib(args, use_vllm=True).items():
         assert gib < 0.9 * there, name
 
-    args = train_rlver.Args(**train_rlver.PRESETS["rlver-think-ppo"] | {"model": llama_8b})
+    args = train_rlver.Args(model=llama_8b, algorithm="ppo")
     parts = memory.policies_gib(args, use_vllm=True, has_reference=bool(args.beta))
     parts["critic"] = memory.critic_gib(llama_8b, args)
     assert sum(parts.values()) < 0.85 * there
