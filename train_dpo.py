@@ -477,9 +477,9 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
                 for i, place in enumerate(chunk):
                     rewards = {"preference": scores[i]} | golds[i]
                     file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
-        if reward_model.n_truncated:
+        if any(reward_model.cut):
             print(
-                f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
+                f"WARNING: {sum(reward_model.cut)} of {len(reward_model.cut)} texts are too long for the reward "
                 "model, which did not see their ends",
                 flush=True,
             )

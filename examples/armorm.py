@@ -64,7 +64,7 @@ class ArmoRM(RewardModel):
         self.think_format = think_format
         self.max_length = max_length
         self.tokens_per_batch = TOKENS_PER_BATCH[device.type]
-        self.n_scored = self.n_truncated = 0
+        self.cut = []
         self.tokenizer = load_tokenizer(path)
         self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
         self.heads = read_heads(path, device)
@@ -129,11 +129,9 @@ def main() -> None:
     loaded = load(ARMORM, "plain", 4096)
     messages = [{"role": "user", "content": 'What are some synonyms for the word "beautiful"?'}]
     answer = "Nicely, Beautifully, Handsome, Stunning, Wonderful, Gorgeous, Pretty, Stunning, Elegant"
-    rewards, gates = loaded.objectives([loaded.encode(messages, answer)])
+    rewards, _ = loaded.objectives([loaded.encode(messages, answer)])
     print("helpfulness, correctness, coherence, complexity, verbosity:", (rewards[0, :5] * 5 - 0.5).tolist())
     print("model card:", [2.78125, 2.859375, 3.484375, 1.3847656, 1.296875])
-    largest = (gates @ loaded.heads["reward_transform_matrix"].T).abs().max()
-    print(f"largest coefficient: {largest:.5f}, model card 0.19922")
     print("score:", loaded.score([messages], [answer])[0])
 
 

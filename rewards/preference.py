@@ -1,6 +1,5 @@
 """Scores what the policy wrote by a reward model: the reward `preference`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -37,7 +36,7 @@ class RewardModel:
         chat_template: a Jinja file, for a reward model that has none.
         dtype: that of weights and computation, see utils.compute_dtype.
 
-    `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
+    `cut` says of each encoded text whether it was too long; Scorer resets it.
     """
 
     def __init__(
@@ -59,8 +58,7 @@ class RewardModel:
             self.model.score.float().register_forward_pre_hook(_to_float32)
         self.max_length = context_length(self.model.config)
         self.tokens_per_batch = TOKENS_PER_BATCH[self.model.device.type]
-        self.n_scored = 0
-        self.n_truncated = 0
+        self.cut = []
 
     @staticmethod
     def check(path: str, chat_template: str, reward_on: str, think_format: str) -> Tokenizer:
@@ -96,9 +94,8 @@ class RewardModel:
         turns = [*messages, {"role": "assistant", "content": completion}]
         turns = without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        self.n_scored += 1
-        if len(ids) > self.max_length:
-            self.n_truncated += 1
+        self.cut.append(len(ids) > self.max_length)
+        if self.cut[-1]:
             closing = closing_ids(self.tokenizer)
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
@@ -118,9 +115,14 @@ class RewardModel:
     def score_ids(self, ids: list[list[int]]) -> list[float]:
         """Returns the rewards (B,) of conversations given as token ids."""
         scores = [0.0] * len(ids)
-        for batch in longest_first([len(row) for row in ids], self.tokens_per_batch):
-            for i, score in zip(batch, self._forward([ids[i] for i in batch]), strict=True):
-                scores[i] = score
+        # rows of about equal length are padded together
+        places = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
+        while places:
+            n_rows = max(1, self.tokens_per_batch // len(ids[places[0]]))
+            batch = places[:n_rows]
+            places = places[n_rows:]
+            for place, score in zip(batch, self._forward([ids[place] for place in batch]), strict=True):
+                scores[place] = score
         return scores
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
@@ -143,19 +145,6 @@ def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, to
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
     mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True)
     return ids.to(device), mask.to(device)
-
-
-def longest_first(lengths: list[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Yields the places of the rows of each batch, so that rows of about equal length are padded together.
-
-    A batch has at most `tokens_per_batch` tokens, padding included, or a single row.
-    """
-    places = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
-    start = 0
-    while start < len(places):
-        n_rows = max(1, tokens_per_batch // lengths[places[start]])
-        yield places[start : start + n_rows]
-        start += n_rows
 
 
 def check_preference(args) -> None:

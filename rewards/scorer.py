@@ -100,30 +100,24 @@ class Scorer:
         texts = [text_to_score(completion, self.args) for completion in completions]
         return preferences_of(self.reward_model, completions, texts)
 
-    def measure(self, completions: list) -> float | None:
-        """Sets preference and gold of completions that nothing is trained on; all processes call it.
-
-        Returns the share of the texts that a reward model as gold cut; None with another gold.
-        """
+    def measure(self, completions: list) -> None:
+        """Sets preference and gold of completions that nothing is trained on; all processes call it."""
         preferences = [None] * len(completions)
         if self.reward_model is not None:
             preferences = self._preferences(completions)
         golds = gold_of(self.gold, completions)
         for completion, preference, gold in zip(completions, preferences, golds, strict=True):
             completion.rewards = {"preference": preference} | gold
-        return self.pop_truncated().get("gold/truncated")  # the next count is of training steps only
+        self.pop_truncated()  # the next count is of training steps only
 
     def pop_truncated(self) -> dict[str, float]:
         """Returns the share of all processes' texts that each reward model cut since the last call."""
         shares = {}
         for name, model in (("reward/truncated", self.reward_model), ("gold/truncated", self.gold)):
-            if not hasattr(model, "n_truncated"):  # none, or a gold that is a function or a judge
-                continue
-            counts = torch.tensor([model.n_truncated, model.n_scored], device=self.accelerator.device)
-            truncated, n_scored = self.accelerator.reduce(counts, "sum").tolist()
-            shares[name] = truncated / max(1, n_scored)
-            model.n_truncated = 0
-            model.n_scored = 0
+            if hasattr(model, "cut"):  # not of a gold that is a function or a judge
+                cut = gather_object(model.cut)
+                shares[name] = sum(cut) / max(1, len(cut))
+                model.cut = []
         return shares
 
 
@@ -155,8 +149,10 @@ def preferences_of(reward_model, completions: list, texts: list[str | None]) -> 
     values = [None] * len(completions)
     for place, score in zip(places, scores, strict=True):
         if not math.isfinite(score):
-            message = f"the reward model gave {score} for prompt {completions[place].messages}"
-            raise RuntimeError(f"{message} and completion {completions[place].text!r}")
+            one = completions[place]
+            raise RuntimeError(
+                f"the reward model gave {score} for prompt {one.messages} and completion {one.text!r}"
+            )
         values[place] = score
     return values
 

@@ -79,18 +79,15 @@ def test_forms():
 
 
 def indicators(folder, rows: list, group_size: int) -> dict:
-    completions = [SimpleNamespace(row=lambda one=one: one) for one in rows]
+    completions = [SimpleNamespace(id=one["id"], response=one["response"]) for one in rows]
     return unsupervised.Collapse(folder, group_size).indicators(completions)
 
 
 def test_how_far_a_policy_has_collapsed(tmp_path):
-    rows = [row("1"), row("1"), row("1", mean_entropy=0.2), row("x", mean_entropy=0.4), *[row("5")] * 4]
-    expected = {"agreement": (3 / 4 + 1) / 2, "no_answer": 1 / 8, "entropy": 0.3}
-    found = indicators(tmp_path, rows, 4)
-    assert found == near({f"collapse/{name}": value for name, value in expected.items()})
-    # PPO has one completion of each prompt, whose answers need not differ
-    found = indicators(tmp_path, [row("5", id="a"), row("5", id="b")], 2)
-    assert found == {"collapse/no_answer": 0}
+    rows = [row("1"), row("1"), row("1"), row("x"), *[row("5")] * 4]
+    assert indicators(tmp_path, rows, 4) == {"collapse/agreement": (3 / 4 + 1) / 2}
+    # PPO has one completion of each prompt, whose answers need not agree
+    assert indicators(tmp_path, [row("5", id="a"), row("5", id="b")], 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,25 +97,17 @@ def test_how_far_a_policy_has_collapsed(tmp_path):
         ([{"agreement": 0.2}] + [{"agreement": 1.0}] * 9, {"agreement": 0.99}, "agreement of 0.99"),
         ([{"agreement": 1.0}] * 9, {"agreement": 0.98}, ""),
         ([{"agreement": 0.5, "entropy": 0.01}] * 9, {"entropy": 0.02}, "entropy of 0.02"),
-        ([{"entropy": 0.01}] * 9, {}, ""),
+        ([{"entropy": 0.01}] * 9, {"entropy": 0.03}, ""),
     ],
 )
 def test_when_a_run_ends(before, last, reason, tmp_path):
     """After ten steps beyond a limit, with those before a resume."""
-    steps = [{f"collapse/{name}": value for name, value in step.items()} for step in (*before, last)]
+    steps = []
+    for values in (*before, last):
+        steps.append({"collapse/agreement": values.get("agreement", 0), "entropy": values.get("entropy", 1)})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps[:-1]))
     found = unsupervised.Collapse(tmp_path, 4).check(len(steps), steps[-1], [])
     assert bool(found) == bool(reason) and reason in found
-
-
-def test_pass_at_k():
-    # n 4, c 1, k 2: rho = 1 - C(3,2)/C(4,2) = 0.5, sigma 0.5; right 1, wrong (0.5 - C(2,1)/C(3,1)) / 0.5 = -1/3
-    assert shaping.pass_at_k([1, 0, 0, 0], 4, 2) == near([1, -1 / 3, -1 / 3, -1 / 3])
-    # k 1 is the binary z-score: p = 1/4, sigma = sqrt(3)/4: 3/sqrt(3), -1/sqrt(3)
-    assert shaping.pass_at_k([0, 1, 0, 0], 4, 1) == near([-1 / 3**0.5, 3**0.5, -1 / 3**0.5, -1 / 3**0.5])
-    assert shaping.pass_at_k([1, 1, 1, 0, 0, 0, 0, 0], 4, 2) == [0] * 8  # any two hold a right one; none does
-    assert shaping.pass_at_k([1, 0, None, 0], 4, 1) == near([2**0.5, -(0.5**0.5), None, -(0.5**0.5)])
-    assert shaping.pass_at_k([1, None, None, None], 4, 2) == [0, None, None, None]
 
 
 # --- 2. names, weights and options
