@@ -234,9 +234,6 @@ def show_numbers(row: dict, kind: str) -> dict[str, float]:
     for name, value in row["rewards"].items():
         if value != row["reward"]:  # a single reward would be there twice
             numbers.setdefault(name, value)
-    contributions = row.get("contributions") or {}
-    if len(contributions) > 1:
-        numbers |= {f"contribution/{name}": value for name, value in contributions.items()}
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 

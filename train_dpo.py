@@ -145,7 +145,7 @@ class Args(RunArgs):
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     reward_args: tuple[str, ...] = ()
-    """Options of the reward model: preference.chat_template=FILE (Jinja), preference.max_length=TOKENS."""
+    """Option of the reward model: preference.chat_template=FILE (Jinja)."""
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -478,9 +478,9 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
                 for i, place in enumerate(chunk):
                     rewards = {"preference": scores[i]} | golds[i]
                     file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
-        if reward_model.n_truncated:
+        if any(reward_model.cut):
             print(
-                f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
+                f"WARNING: {sum(reward_model.cut)} of {len(reward_model.cut)} texts are too long for the reward "
                 "model, which did not see their ends",
                 flush=True,
             )

@@ -94,7 +94,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 from rewards.shaping import pass_at_k
@@ -326,10 +326,10 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[Completion]:
-    """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
+def sample_groups(prompts: list[dict], sampler, args: Args) -> list[Completion]:
+    """Samples G completions of every prompt, next to each other."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return sample_completions(repeated, sampler, args.think_format, scorer.enqueue)
+    return sample_completions(repeated, sampler, args.think_format)
 
 
 def replace_flat_groups(
@@ -368,7 +368,7 @@ def replace_flat_groups(
         generator = np.random.default_rng((args.seed, step - 1, n_attempts))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
         seen.update(prompt["id"] for prompt in drawn)
-        sampled = sample_groups(share_of(drawn, accelerator), sampler, scorer, args)
+        sampled = sample_groups(share_of(drawn, accelerator), sampler, args)
         scorer.set_rewards(sampled, args.group_size, model)
         for n, place in enumerate(flat):
             new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
@@ -492,7 +492,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step * args.group_size, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
     try_judges(args, prompts, start.run, accelerator)
@@ -551,11 +551,10 @@ def main(args: Args) -> None:
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            completions = sample_groups(share_of(chosen, accelerator), sampler, scorer, args)
+            completions = sample_groups(share_of(chosen, accelerator), sampler, args)
             train.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards`, `contributions` and `correct` of each completion. The reward model
-            # has scored most of them by now, as `sample_groups` hands each to `scorer.enqueue` when it ends
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
             scorer.set_rewards(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(

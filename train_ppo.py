@@ -96,7 +96,7 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
@@ -521,7 +521,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
@@ -581,7 +581,7 @@ def main(args: Args) -> None:
             sampler.sync(model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = share_of(chosen, accelerator)
-            completions = sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
+            completions = sample_completions(own_prompts, sampler, args.think_format)
             train.timer.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,

@@ -105,18 +105,14 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
     return parts
 
 
-def rl_gib(args, reward_options: dict[str, dict], use_vllm: bool, has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic.
-
-    `reward_options`: the options of each reward in --rewards.
-    """
+def rl_gib(args, rewards: list[str], use_vllm: bool, has_reference: bool) -> dict[str, float]:
+    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: the names in --rewards."""
     parts = policies_gib(args, use_vllm, has_reference)
-    if "preference" in reward_options:
+    if "preference" in rewards:
         parts |= scorers_gib(args, reward_model=args.reward_model)
-    if "prime" in reward_options:
+    if "prime" in rewards:
         parts["prime"] = trained_gib(args.model, args)
-    process_model = reward_options.get("process", {}).get("model", "")
-    return parts | scorers_gib(args, gold=args.gold, process_model=process_model)
+    return parts | scorers_gib(args, gold=args.gold)
 
 
 def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:

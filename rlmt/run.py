@@ -97,26 +97,32 @@ class RunArgs:
 
 
 @dataclass
-class RLArgs(RunArgs):
-    """What GRPO and PPO ask for besides: how completions are sampled, and who judges them."""
+class RolloutArgs(RunArgs):
+    """What RL asks for besides: what samples, and how endpoints are paid."""
 
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars per million tokens read and written by a judge or a simulator."""
+
+
+@dataclass
+class RLArgs(RolloutArgs):
+    """What GRPO and PPO ask for besides: who judges completions."""
+
     vllm_sleep: bool = False
     """vLLM gives its memory back after each rollout, for the update's activations."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens read and written by the judge of --rewards or of --gold."""
     gold: str = ""
     """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
     and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
@@ -583,7 +589,7 @@ def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
 class Timer:
     """Measures the phases of a step: each starts where the last one ended, the first one now.
 
-    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
+    Every process measures itself.
     """
 
     def __init__(self, at_each_phase: Callable[[], None] = lambda: None):

@@ -84,11 +84,8 @@ def test_factual(judge):
     verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "correct, incorrect", "e": None}
     client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
     rows = [row(name, reference="R") for name in verdicts]
-    rows += [row("a"), row("", reference="R"), row("b", "truncated", reference="R")]
-    assert judged.factual(rows, client) == [1, 0, 0, None, None, None, 0, 0]
-    assert judged.factual(rows, client, incorrect=-1.0, not_attempted=0.2, value=10.0, no_eos=-3.0) == near(
-        [10, -10, 2, *[None] * 3, 2, -3]
-    )
+    rows += [row("a"), row("", reference="R")]
+    assert judged.factual(rows, client) == [1, 0, 0, None, None, None, 0]
 
 
 RUBRIC = [

@@ -107,16 +107,18 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
     long = "word " * 100
     whole = RewardModel(reward_models[name])
     full = whole.encode([USER], long)
-    short = RewardModel(reward_models[name], max_length=64)
+    short = RewardModel(reward_models[name])
+    short.max_length = 64
     ids = short.encode([USER], long)
     n_closing = len(short.tokenizer(closing, add_special_tokens=False)["input_ids"])
     assert len(ids) == 64 and short.tokenizer.decode(ids).endswith(closing)
     assert ids == full[: 64 - n_closing] + full[-n_closing:]
     assert short.encode([USER], "word") == whole.encode([USER], "word")
-    assert (short.n_scored, short.n_truncated, whole.n_truncated) == (2, 1, 0)
+    assert short.cut == [True, False] and not any(whole.cut)
     assert short.encode([{"role": "user", "content": long}], "word")[-n_closing:] == full[-n_closing:]
-    at_limit = RewardModel(reward_models[name], max_length=len(full))
-    assert at_limit.encode([USER], long) == full and at_limit.n_truncated == 0
+    at_limit = RewardModel(reward_models[name])
+    at_limit.max_length = len(full)
+    assert at_limit.encode([USER], long) == full and not any(at_limit.cut)
 
 
 @pytest.mark.parametrize(

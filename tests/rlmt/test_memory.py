@@ -51,7 +51,7 @@ def gpus(monkeypatch):
 def test_memory_of_the_paper_s_model_before_anything_is_loaded(llama_8b, gpus, monkeypatch):
     """The table of docs/gpu.md. LoRA of rank 64 on all linear layers has 167.8 million parameters."""
     models = {"model": llama_8b, "reward_model": llama_8b}
-    grpo = memory.rl_gib(train_grpo.Args(vllm_memory=0.4, **models), {"preference": {}}, True, True)
+    grpo = memory.rl_gib(train_grpo.Args(vllm_memory=0.4, **models), ["preference"], True, True)
     assert grpo == pytest.approx(
         {"policy": 14.96, "reference": 1.87, "vLLM": 31.68, "reward model": 13.98}, abs=0.01
     )
@@ -97,11 +97,11 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
     models = {"model": llama_8b, "reward_model": llama_8b}
     there = memory.card_gib()
     args = train_grpo.Args(**train_grpo.PRESETS["paper"] | models)
-    parts = memory.rl_gib(args, {"preference": {}}, use_vllm=True, has_reference=True)
+    parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
     assert sum(parts.values()) < 0.85 * there
 
     args = train_ppo.Args(**train_ppo.PRESETS["paper"] | models)
-    parts = memory.rl_gib(args, {"preference": {}}, use_vllm=True, has_reference=True)
+    parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
     parts["critic"] = memory.critic_gib(llama_8b, args)
     assert args.vllm_sleep and sum(parts.values()) < 0.9 * there
     assert sum(parts.values()) - parts["vLLM"] < 0.85 * there
@@ -110,7 +110,7 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
     for name, gib in memory.dpo_gib(args, use_vllm=True).items():
         assert gib < 0.9 * there, name
 
-    args = train_rlver.Args(**train_rlver.PRESETS["rlver-think-ppo"] | {"model": llama_8b})
+    args = train_rlver.Args(model=llama_8b, algorithm="ppo")
     parts = memory.policies_gib(args, use_vllm=True, has_reference=bool(args.beta))
     parts["critic"] = memory.critic_gib(llama_8b, args)
     assert sum(parts.values()) < 0.85 * there
@@ -194,7 +194,7 @@ def test_presets_for_one_card_fit_it(card, small_models, gpus, monkeypatch):
 
         args = train_grpo.Args(**train_grpo.PRESETS[card] | {"model": small_models[model]})
         args.reward_model = small_models[args.reward_model]
-        parts = memory.rl_gib(args, {"preference": {}}, use_vllm=True, has_reference=True)
+        parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
         assert set(parts) == {"policy", "reward model", "vLLM"}  # with LoRA no reference
         held[f"grpo {model}"] = sum(parts.values())
     assert max(held.values()) < 0.75 * there, held

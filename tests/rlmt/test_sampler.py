@@ -477,8 +477,6 @@ def test_metrics_of_a_step_by_hand():
     ]
     completions[0].reward = 1.0
     completions[3].reward = 5.0
-    for one, value in zip(completions, (0.5, None, 1.5, 2.0), strict=True):
-        one.contributions = {"math": value}
     assert rollout.completion_metrics(completions) == pytest.approx(
         {
             "completions/mean_length": 16.0,
@@ -495,7 +493,6 @@ def test_metrics_of_a_step_by_hand():
             "reward/missing": 0.5,
             "reward/preference": 3.0,  # of those in good format
             "reward/math": 2 / 3,
-            "contribution/math": 4 / 3,  # of those that have one; the others get a floor
         }
     )
 

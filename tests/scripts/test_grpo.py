@@ -551,7 +551,7 @@ def test_dynamic_sampling_replaces_flat_groups(numbered_prompts, tmp_path):
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
     chosen = rlmt_run.rows_of_step(kept, 1, 6, args.seed)
-    completions = train_grpo.sample_groups(chosen, sampler, scorer, args)
+    completions = train_grpo.sample_groups(chosen, sampler, args)
     scorer.set_rewards(completions, 4, None)
     before = list(completions)
     found = train_grpo.replace_flat_groups(

@@ -101,7 +101,7 @@ def test_what_is_shown_of_a_completion(tmp_path):
     parts = {"preference": 0.5, "length": -1.0}
     rows = [
         completion("a", 1, 1.0, 0.4),
-        completion("b", 1, -0.5, rewards=several, contributions=parts),
+        completion("b", 1, -0.5, rewards=several),
         completion("c", 1, -2.0, status="no_close", text="<think> more", pair="rejected"),
         completion("e", 1, float("nan")),
     ]
@@ -114,7 +114,6 @@ def test_what_is_shown_of_a_completion(tmp_path):
         "thinking": "z",
         "response": "y",
     }
-    parts |= {"contribution/preference": 0.5, "contribution/length": -1.0}
     assert combined["numbers"] == {"reward": -0.5, "gold": 0.9, **lengths, **parts}
     assert (bad["text"], bad["pair"]) == ("<think> more", "rejected")
     assert unknown["numbers"] == lengths

@@ -50,9 +50,7 @@ ROW = {
 def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     (pair,), dropped = build_pairs([ROW], tokenizer, "response", 512)
     assert dropped == []
-    scorer = SimpleNamespace(
-        tokenizer=tokenizer, max_length=512, n_scored=0, n_truncated=0
-    )  # without weights
+    scorer = SimpleNamespace(tokenizer=tokenizer, max_length=512, cut=[])  # without weights
     assert pair.chosen_ids == RewardModel.encode(scorer, ROW["messages"], ROW["chosen"])
     assert pair.rejected_ids == RewardModel.encode(scorer, ROW["messages"], ROW["rejected"])
     (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
