@@ -64,7 +64,7 @@ from rlmt.sampler import Sampler, Sampling, text_of, wants_vllm
 from rlmt.vllm import gpu_groups
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
-from benchmarks.scoring import for_summary, index_row
+from benchmarks.scoring import for_summary, index_row, withhold
 from utils import fail, or_fail
 from rewards import simulated_user, user_prompts
 
@@ -137,7 +137,7 @@ def rescore(args: Args) -> None:
     sentient.check_judge(args)
     dialogues = sentient.read(args.from_dialogues)
     scores = for_summary(or_fail(sentient.score, dialogues, args.seed))
-    shared.withhold_headline(args, scores, "mean_emotion")
+    withhold(scores, ["mean_emotion"], args.max_invalid)
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
@@ -404,7 +404,7 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     name, _ = simulators(args)[role]
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = or_fail(sentient.score, dialogues, args.seed)
-    shared.withhold_headline(args, scores, "mean_emotion")
+    withhold(scores, ["mean_emotion"], args.max_invalid)
     warnings = []
     for dialogue in dialogues:
         if "error" in dialogue:

@@ -67,7 +67,6 @@ from rlmt.run import (
     finish_run,
     load_function,
     parse_args,
-    refuse_unused,
     resume,
     rows_of_step,
     start_run,
@@ -138,8 +137,6 @@ class Args(RunArgs):
     """New tokens of a reply (RLVER)."""
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
-    allow_truncation: bool = False
-    """Go on although most conversations of the first three steps are cut off, or none has the format."""
     # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
@@ -450,14 +447,13 @@ def loss_arguments(args: Args) -> SimpleNamespace:
     return SimpleNamespace(
         micro_batch_tokens=args.micro_batch_tokens,
         max_completion_tokens=args.max_tokens,
-        epsilon=EPSILON,
+        epsilon=(EPSILON, EPSILON),
         entropy_coef=args.entropy_coef,
         importance_correction="none",
         # GRPO
         group_size=args.group_size,
         scale_rewards="group",
         loss_type="dapo",  # the mean over all tokens of the step
-        epsilon_high=None,  # as `epsilon`
         beta=args.beta,
         # PPO
         kl="loss" if args.beta else "none",
@@ -482,12 +478,6 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     if not args.simulator:
         fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
     load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
-
-    if args.algorithm == "ppo":
-        unused = {"--group-size": "with --algorithm ppo"}
-    else:
-        unused = {"--critic-learning-rate": "without --algorithm ppo"}
-    refuse_unused(unused)
 
 
 def simulator_setting(args: Args) -> dict:

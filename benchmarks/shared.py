@@ -601,13 +601,6 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 # --- 5. results
 
 
-def withhold_headline(args, numbers: dict, headline: str) -> None:
-    """Moves the headline to `withheld` if a larger share of the rows than --max-invalid is invalid."""
-    if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        numbers["withheld"] = numbers[headline]
-        numbers[headline] = None
-
-
 def write_scores(path: str, scores: dict) -> None:
     """Writes the scores of stored rows as a JSON file, in a folder that need not exist."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -175,7 +175,7 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
         # table 6: the reference's pass serves two epochs
         options |= {"--pairs": rows, "--batch-size": size.rows, "--epochs": DPO_EPOCHS}
     if case == "grpo":
-        words = ["train_grpo.py", "--allow-truncation"]
+        words = ["train_grpo.py"]
         options |= {
             "--prompts": folder / "prompts.jsonl",
             "--reward-model": folder / "reward",

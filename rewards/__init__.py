@@ -179,10 +179,8 @@ def check(args, prompts: list[dict], accelerator) -> None:
     for part in parts.values():
         _check_part(part, args, prompts, accelerator)
     need_verdicts = []
-    if getattr(args, "pass_at_k", 0):
-        need_verdicts.append("--pass-at-k")
-        if args.pass_at_k > args.group_size:
-            fail(f"--pass-at-k {args.pass_at_k} must be at most --group-size {args.group_size}")
+    if getattr(args, "scale_rewards", "") == "pass_at_k":
+        need_verdicts.append("--scale-rewards pass_at_k")
     if "prime" in parts:
         need_verdicts.append("--rewards prime")
     if need_verdicts and not VERIFIERS.keys() & parts.keys():

@@ -25,7 +25,7 @@ from rlmt.model import (
     collate,
     compute_reference_logprobs,
     gradient_exchange,
-    load_policy,
+    load_trained,
     load_weights,
     micro_batches,
     pad,
@@ -226,11 +226,8 @@ class ImplicitReward:
         self.reference = reference
         self.pad_token_id = tokenizer.pad_token_id
         self.accelerator = accelerator
-        resume_from = str(folder / self.name) if folder else None
-        model = load_policy(
-            args.model, args.lora_r, args.gradient_checkpointing, resume_from, args.load_in_4bit, args.dtype
-        )
-        model = Policy(model, args.temperature)
+        resume_from = folder / self.name if folder else None
+        model = Policy(load_trained(args.model, args, resume_from), args.temperature)
         self.learner = prepare_trained(
             accelerator, model, options["learning_rate"], weight_decay=0.0, optim=args.optim
         )

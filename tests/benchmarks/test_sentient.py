@@ -275,10 +275,8 @@ def check_run(run: Path) -> None:
             assert heard(row) == heard(expected) and row["ended"] == "turns"
             finals.append(expected["emo_point"])
         numbers = summary[f"simulator{suffix}"]
-        assert (numbers["mean_emotion"], numbers["withheld"]) == (
-            None,
-            sum(finals) / 3,
-        )  # 2 of 5 have no score
+        # 2 of 5 have no score
+        assert numbers["mean_emotion"] is None and numbers["withheld"] == {"mean_emotion": sum(finals) / 3}
         assert (numbers["n"], numbers["n_invalid"], numbers["format_ok"]) == (5, 2, 1.0)
     index = list(csv.DictReader(open(run.parent / "runs.csv")))
     metrics = ["mean_emotion", "success", "failure", "mean_turns", "format_ok"]

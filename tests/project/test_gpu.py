@@ -112,8 +112,8 @@ PAIRS = ("train_reward.py", "--preset", "toy", *SHORT)
 HF = ("--rollout", "hf")
 PER_STEP = ("--prompts-per-step", 16 if ON_GPU else 4)
 # after so short an SFT completions may be cut off; the gold reward costs time and shows nothing here
-GRPO = ("train_grpo.py", "--preset", "toy", "--allow-truncation", "--gold", "", *PER_STEP)
-PPO = ("train_ppo.py", "--preset", "toy", "--allow-truncation", *PER_STEP)
+GRPO = ("train_grpo.py", "--preset", "toy", "--gold", "", *PER_STEP)
+PPO = ("train_ppo.py", "--preset", "toy", *PER_STEP)
 # without a warm-up: on a CPU a round is one step
 DPO = ("train_dpo.py", "--preset", "toy", "--warmup-ratio", 0, "--prompts-per-round", 128 if ON_GPU else 16)
 
@@ -183,7 +183,7 @@ def test_a_real_model_trains_with_its_own_template(world, tmp_path, show):
     rl = ("--prompts", "data/toy/rl_prompts.jsonl", "--gold", "", *HF, "--think-format", "plain")
     rl += ("--max-prompt-tokens", 192, "--max-completion-tokens", 160 if ON_GPU else 64)
     rl += ("--reward-model", tmp_path / "reward" / "model", *small)
-    steps = ("--steps", 3, *PER_STEP, "--allow-truncation", "--on-bad-format", "score")
+    steps = ("--steps", 3, *PER_STEP, "--on-bad-format", "score")
     for name, words in {
         "sft": [*SFT, *small, "--traces", "data/toy/sft_traces.jsonl", *SHORT],
         "reward": [*PAIRS, *small, "--pairs", "data/toy/preference_pairs.jsonl"],

@@ -171,20 +171,16 @@ def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
     assert text == "User: What is 2+2 ?\n\nAssistant: yes</s>\n\n"
 
 
-@pytest.mark.parametrize("broken", ["missing", "not finite"])
-def test_a_model_without_its_weights_is_refused(reward_models, tmp_path, capsys, broken):
+def test_a_model_without_its_weights_is_refused(reward_models, tmp_path, capsys):
     """transformers would draw a head at random."""
     path = tmp_path / "model"
     shutil.copytree(reward_models["chatml"], path)
     weights = load_file(path / "model.safetensors")
-    if broken == "missing":
-        weights["value_head.weight"] = weights.pop("score.weight")
-    else:
-        weights["score.weight"][0, 0] = torch.nan
+    weights["value_head.weight"] = weights.pop("score.weight")
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit):
         RewardModel(str(path))
-    assert f"{path}: 1 weights are {broken}, e.g. score.weight" in capsys.readouterr().err
+    assert f"{path}: 1 weights are missing, e.g. score.weight" in capsys.readouterr().err
 
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):

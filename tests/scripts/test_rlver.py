@@ -364,9 +364,7 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
 def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
     """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
     conversations = talks(toy_tokenizer)
-    accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
-    )
+    accelerator = policy.start_accelerator()
     args = train_rlver.Args(gradient_checkpointing=False)
     critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
     train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
@@ -434,7 +432,6 @@ def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
         *[
             "--max-turn-tokens",
             "40",
-            "--allow-truncation",
             "--save-steps",
             "1",
             "--micro-batch-tokens",
@@ -534,8 +531,6 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
-        (["--critic-learning-rate", "1"], "--critic-learning-rate does nothing without --algorithm ppo"),
-        (["--algorithm", "ppo", "--group-size", "2"], "--group-size does nothing with --algorithm ppo"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsys):
