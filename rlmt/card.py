@@ -4,13 +4,14 @@ Tells what the model was made of and how. Benchmark scores are not in it, as the
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
 from rlmt.chat import read_trained_as
-from rlmt.data import is_hub_name, read_log
+from rlmt.data import read_log
 
 # arguments that name what is trained on; DPO reads the first of them that is given
 DATA = ("pairs", "completions", "traces", "prompts", "profiles")
@@ -104,7 +105,7 @@ def front_matter(script: str, base: str, data: str) -> ModelCardData:
 
 
 def is_on_hub(name: str) -> bool:
-    return is_hub_name(name) and not Path(name).exists()
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).exists()
 
 
 def table(rows: dict) -> str:
