@@ -47,7 +47,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     Learner,
@@ -542,7 +542,6 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         run / f"simulator-{accelerator.process_index}.jsonl",
         args.simulator_url,
         args.concurrency,
-        timeout=call_timeout(simulator_setting(args)["max_tokens"]),
         budget=args.budget / accelerator.num_processes,
         price=args.price,
         key_env=args.key_env,
@@ -558,7 +557,8 @@ def try_simulator(args: Args, user: dict, accelerator: Accelerator, run: Path) -
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
         setting = simulator_setting(args)
         dialogue = simulated_user.start_with_answer(user["profile"], setting)
-        try_endpoint(simulator, simulated_user.planner_request(dialogue, setting), "--simulator")
+        request = simulated_user.planner_request(dialogue, setting)
+        try_endpoint(simulator, request, "--simulator", args.overwrite)
 
 
 def main(args: Args) -> None:

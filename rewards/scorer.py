@@ -46,7 +46,7 @@ class Scorer:
         if any("judge" in part.asks for part in self.parts) and accelerator.is_main_process:
             from rewards.judged import judge_endpoint
 
-            self.judge = judge_endpoint(args, self.parts, run)
+            self.judge = judge_endpoint(args, run)
 
         self._thread = None
         self._stream = None
