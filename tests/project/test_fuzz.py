@@ -596,30 +596,18 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
 def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
     """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole lines."""
     store = tmp_path_factory.mktemp("store") / "s.jsonl"
-    requests, body = (
-        ask_for(*texts),
-        lambda t: {
-            "choices": [{"message": {"content": t}}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
-        },
-    )
-    make = lambda: Endpoint("m", store, "http://localhost:1/v1", price=(1, 1))
-    judge = make()
-    with judge._open_store():
-        for request, t in zip(requests, texts):
-            judge._save(request, 0, json.dumps(body(f"reply {t}")))
+    judge, again = (Endpoint("m", store, "http://localhost:1/v1", price=(1, 1)) for _ in range(2))
+    for request, t in zip(ask_for(*texts), texts):
+        judge._save(request, 0, json.dumps({"choices": [{"message": {"content": t}}]}))
     whole = store.read_bytes()
     cut = round(share * len(whole))
     store.write_bytes(whole[:cut])
-    again = make()
-    with again._open_store():
-        n = whole[:cut].count(b"\n")
-        assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
-        again._save(ask_for("new")[0], 0, json.dumps(body("new")))
-    assert (
-        store.read_bytes().startswith(whole[: whole[:cut].rfind(b"\n") + 1])
-        and len(store.read_bytes().split(b"\n")) == n + 2
-    )
+    n = whole[:cut].count(b"\n")
+    again._read_store()
+    assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
+    again._save(ask_for("new")[0], 0, json.dumps({"choices": [{"message": {"content": "new"}}]}))
+    lines = store.read_bytes().splitlines(keepends=True)
+    assert lines[:n] == whole.splitlines(keepends=True)[:n] and len(lines) == n + 1
 
 
 @given(anything, st.none() | anything)
