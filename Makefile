@@ -32,7 +32,7 @@ test: setup
 bench: setup
 	$(PY) -m dev.bench
 
-# On a machine with a GPU: what only a card can show; each step has eight minutes. docs/gpu.md says what else there is to show.
+# On a machine with a GPU: what only a card can show; each command has eight minutes. docs/gpu.md says what else there is to show.
 gpu-check:
 	bash dev/gpu_check.sh
 

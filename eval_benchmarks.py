@@ -5,7 +5,6 @@
     python eval_benchmarks.py math500 --model results/rlmt/model --data HuggingFaceH4/MATH-500 --samples 16    # maj@16
     python eval_benchmarks.py arenahard2 --model results/rlmt/model --data data/arena_hard_v2 --judge gpt-4.1
     python eval_benchmarks.py ifeval --from responses.jsonl --data google/IFEval --out ifeval.json    # stored answers
-    python eval_benchmarks.py wildbench-g ...    # WildBench with references of gemini-flash: eval_wildbench.py
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
@@ -43,11 +42,9 @@ rows.jsonl (what was scored, and the result of each row), summary.json. Adds lin
 """
 
 import json
-import os
 import re
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,10 +54,10 @@ from rlmt.endpoint import TWO_LINES
 from rlmt.run import check_run, parse_args, start_run
 import tyro
 
-from benchmarks import creativewriting3, reward_model, shared
+from benchmarks import reward_model, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
-from benchmarks.scoring import for_summary, index_row, row_key
+from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
 from utils import fail
 
@@ -93,10 +90,9 @@ class Args(JudgeFlags, AnswerFlags):
 def check_args(args: Args) -> None:
     """Exits with 2 for arguments that do not fit the benchmark."""
     benchmark = BENCHMARKS[args.name]
-    is_judged = benchmark.judge_options is not None
-    if is_judged and (not args.judge or ".py:" in args.judge):
+    if benchmark.judge and (not args.judge or ".py:" in args.judge):
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
-    if not is_judged and (args.judge or args.template):
+    if not benchmark.judge and (args.judge or args.template):
         fail(f"{args.name} has no judge; leave --judge and --template out")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         fail(
@@ -126,35 +122,31 @@ def tasks_to_ask(args: Args) -> list[dict]:
     return tasks
 
 
-def task_prompt(args: Args, task: dict) -> str:
-    return BENCHMARKS[args.name].prompt.format(**task)
-
-
 def messages_of(args: Args, task: dict) -> list[dict]:
     """Returns the conversation that the model answers."""
-    return [{"role": "user", "content": task_prompt(args, task)}]
+    return [{"role": "user", "content": BENCHMARKS[args.name].prompt.format(**task)}]
 
 
 def judge_template_for(args: Args, task: dict) -> str:
-    """Returns the text of --template for a task; "" without one. Exits with 2 if it cannot be filled in."""
+    """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled in."""
+    judge = BENCHMARKS[args.name].judge
     if not args.template:
-        return ""
+        return judge.judge_template(task, args.protocol)
     path = Path(args.template)
     if path.is_dir() and args.name == "arenahard2":
         path = path / f"{task['category']}.txt"
-    placeholders = BENCHMARKS[args.name].placeholders[args.protocol]
-    return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
+    return read_template(str(path), judge.PLACEHOLDERS[args.protocol], f" with --protocol {args.protocol}")
 
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    benchmark = BENCHMARKS[args.name]
-    template = judge_template_for(args, task) or benchmark.judge_template(task, args.protocol)
-    options = dict(benchmark.judge_options[args.protocol])
+    judge = BENCHMARKS[args.name].judge
+    template = judge_template_for(args, task)
+    options = dict(judge.JUDGE_OPTIONS[args.protocol])
     if args.judge_max_tokens and "logprobs" not in options:
         options["max_tokens"] = args.judge_max_tokens
     requests = {}
-    for name, fields in benchmark.judge_fields(task, answer, Path(args.data), args.protocol).items():
+    for name, fields in judge.judge_fields(task, answer, Path(args.data), args.protocol).items():
         requests[name] = {"messages": fill_messages(template, fields)} | options
     return requests
 
@@ -176,19 +168,17 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
     """
     content = [
         args.name,
-        [task_prompt(args, task) for task in tasks],
+        [messages_of(args, task) for task in tasks],
         args.judge,
         shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
         tasks,
         shared.digests_of(args.judge),
+        args.max_thinking_tokens,
     ]
-    # only where they are used: all other runs have the same fingerprint without them
-    if args.max_thinking_tokens:
-        content.append({"max_thinking_tokens": args.max_thinking_tokens})
     if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
-        content.append({"best_of": args.samples, "by": args.reward_model, "reward_on": args.reward_on})
+        content += [args.samples, args.reward_model, args.reward_on]
     return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
 
 
@@ -201,16 +191,20 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     Their `response` is what is judged: "" for a completion without one.
     """
     requests = []
-    requested_tasks = []
     for task in tasks:
         for sample in range(args.samples):
-            request_id = f"{task['position']}-{sample}"
-            requests.append({"id": request_id, "sample": sample, "messages": messages_of(args, task)})
-            requested_tasks.append(task)
+            request = {
+                "id": f"{task['position']}-{sample}",
+                "sample": sample,
+                "messages": messages_of(args, task),
+            }
+            requests.append(request)
     rows = shared.generate_answers(args, requests, args.temperature, run)
     answers = []
-    for row, request, task in zip(rows, requests, requested_tasks):
-        answers.append(row | {"task": task, "sample": request["sample"], "response": shared.answer(row)})
+    for number, row in enumerate(rows):
+        task = tasks[number // args.samples]
+        sample = number % args.samples
+        answers.append(row | {"task": task, "sample": sample, "response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
     return answers
@@ -218,21 +212,19 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
-    benchmark = BENCHMARKS[args.name]
+    family = BENCHMARKS[args.name].judge
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
-    parse = benchmark.parse_reply
-    if args.name == "creativewriting3":  # the names that a reply must have are in the data
-        criteria, _ = creativewriting3.load_criteria(Path(args.data))
-        parse = partial(parse, criteria=criteria)
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(args, flat_requests, parse, run, shared.judge_attempts(args.protocol))
+    replies = shared.ask_judge(
+        args, flat_requests, family.parse_reply, run, shared.judge_attempts(args.protocol)
+    )
 
     rows = []
     next_reply = iter(replies)
     for row, by_field in zip(answers, requests):
         replies_by_field = {field: next(next_reply) for field in by_field}
-        fields = benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
+        fields = family.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
         for reply in replies_by_field.values():
             if reply.error:
                 fields["judge_error"] = reply.error
@@ -254,30 +246,17 @@ def metrics_of(name: str, numbers: dict) -> list[str]:
 
 
 def withhold_metrics(args: Args, numbers: dict) -> None:
-    """Moves all metrics to `withheld` if a larger share of the rows than --max-invalid is invalid.
-
-    The metrics ending in `_paper` too: they have a value for an invalid row, which is not the judge's verdict. A
-    further category of Arena-Hard has numbers and counts of its own.
-    """
-    parts = [numbers]
-    parts += [part for part in numbers.values() if isinstance(part, dict) and "n_invalid" in part]
-    for part in parts:
-        if part["n_invalid"] <= args.max_invalid * part["n"]:
-            continue
-        part["withheld"] = {}
-        for metric in metrics_of(args.name, part):
-            part["withheld"][metric] = part[metric]
-            part[metric] = None
+    """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of its own."""
+    for part in [numbers, *numbers.values()]:
+        if isinstance(part, dict) and "n_invalid" in part:
+            withhold(part, metrics_of(args.name, part), args.max_invalid)
 
 
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of this run in results/runs.csv, one a metric."""
     rows = []
     for metric in metrics_of(args.name, numbers):
-        interval = f"{metric}_interval"
-        if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
-            interval = "interval"
-        row = index_row(args, args.name, numbers, metric, fingerprint, interval)
+        row = index_row(args, args.name, numbers, metric, fingerprint)
         if metric.startswith("instruction_"):
             row["n"] = numbers["n_instructions"]
         rows.append(row)
@@ -300,20 +279,6 @@ def score_stored(args: Args) -> None:
         shared.write_scores(args.out, result)
     print(json.dumps(for_summary(result), indent=1))
     print_invalid(numbers)
-
-
-def wildbench_command(words: list[str]) -> list[str]:
-    """Returns the command of eval_wildbench.py for wildbench-g; `words` are its flags, or three named as they are here."""
-    names_there = {"--data": "--tasks", "--from": "--from-judgments", "--temperature": "--temperatures"}
-    renamed = []
-    for word in words:
-        name, equals, value = word.partition("=")
-        renamed.append(names_there.get(name, name) + equals + value)
-    # before the user's words, as the last of two --top-p counts
-    flags = ["--mode", "reward", "--references", "gemini-flash", "--top-p", "0.95"]
-    if "paper" in words or "--protocol=paper" in words:
-        flags += ["--orders", "random"]  # the paper's code asks once about a task
-    return [sys.executable, str(Path(__file__).with_name("eval_wildbench.py")), *flags, *renamed]
 
 
 def main(args: Args) -> None:
@@ -381,7 +346,5 @@ if __name__ == "__main__":
 
         del sys.argv[1]
         traits.main(parse_args(traits.Args, {}))
-    elif sys.argv[1:2] == ["wildbench-g"]:
-        os.execv(sys.executable, wildbench_command(sys.argv[2:]))
     else:
         main(parse_args(Args, {}))

@@ -58,12 +58,12 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, write_jsonl
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint, was_refused
+from rlmt.endpoint import Endpoint, try_endpoint, was_refused
 from rlmt.run import check_run, load_function, parse_args, start_run
 from rlmt.sampler import Sampling, saved_sampler, text_of, wants_vllm
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
-from benchmarks.scoring import for_summary, index_row
+from benchmarks.scoring import for_summary, index_row, withhold
 from utils import fail, or_fail
 from rewards import simulated_user, user_prompts
 
@@ -136,7 +136,7 @@ def rescore(args: Args) -> None:
     sentient.check_judge(args)
     dialogues = sentient.read(args.from_dialogues)
     scores = for_summary(or_fail(sentient.score, dialogues, args.seed))
-    shared.withhold_headline(args, scores, "mean_emotion")
+    withhold(scores, ["mean_emotion"], args.max_invalid)
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
@@ -310,7 +310,6 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
         run / f"{role}.jsonl",
         url,
         args.concurrency,
-        timeout=call_timeout(args.setting()["max_tokens"]),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -327,7 +326,8 @@ def try_endpoints(args: Args, profile: dict, run: Path) -> None:
         user = load_user(args, role, run)
         if isinstance(user, Endpoint):
             flag = "--simulator" if role == "simulator" else "--held-out-simulator"
-            try_endpoint(user, simulated_user.planner_request(dialogue, args.setting()), flag)
+            request = simulated_user.planner_request(dialogue, args.setting())
+            try_endpoint(user, request, flag, args.overwrite)
     shared.try_judge(args, run, [sentient.strategy_request(args, dialogue)])
 
 
@@ -395,7 +395,7 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     name, _ = simulators(args)[role]
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = or_fail(sentient.score, dialogues, args.seed)
-    shared.withhold_headline(args, scores, "mean_emotion")
+    withhold(scores, ["mean_emotion"], args.max_invalid)
     warnings = []
     for dialogue in dialogues:
         if "error" in dialogue:

@@ -51,7 +51,7 @@ replies), summary.json; and lines in results/runs.csv.
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +64,7 @@ from utils import fail, or_fail
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import for_summary, index_row
+from benchmarks.scoring import CUT_MARK, for_summary, get_field, index_row, withhold
 
 
 @dataclass
@@ -81,12 +81,9 @@ class Args(JudgeFlags, AnswerFlags):
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
     """Which answer is A: each in turn, or one drawn for each task and reference, as in the paper (--mode reward)."""
-    length_margin: int = -1
-    """A slight win is a tie if the winner's answer is longer by more characters; -1: off (--mode reward)."""
     from_judgments: str = ""
     """Stored verdicts (json, jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows are
-    {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}; or those of the
-    official tool, where --references names the reference among the two models."""
+    {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -126,25 +123,23 @@ def check_models(args: Args) -> None:
     reward_model.check(args)
 
 
-def fingerprint(args: Args, template: str, tasks: list[dict]) -> dict:
-    """Returns everything that must be equal for two results to be comparable, and a hash of it."""
-    judging = {"mode": args.mode, "judge": args.judge}
-    if args.mode != "program":
-        judging["judge_url"] = shared.resolve_judge_url(args.judge, args.judge_url)
-        judging["protocol"] = args.protocol
-        judging["judge_max_tokens"] = args.judge_max_tokens
-    if args.mode == "reward":
-        for flag in ("references", "orders", "length_margin"):
-            judging[flag] = getattr(args, flag)
-        references = [[task["references"][name] for name in args.references] for task in tasks]
-        judging["reference_texts"] = shared.short_hash(json.dumps(references))
-    shown = [[task["id"], task["messages"], task.get("checklist")] for task in tasks]
-    judging["words"] = wildbench.KEPT_WORDS.get((args.mode, args.protocol), 0)
-    judging["template"] = shared.short_hash(template)
-    judging["tasks"] = shared.short_hash(json.dumps(shown, sort_keys=True))
+def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
+    """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by whom."""
+    judging = [args.mode, args.judge, [task["id"] for task in tasks]]
     # what a judge that is named alike may hold another time: a program, or the weights of a local model
-    judging["judge_files"] = shared.digests_of(args.judge)
-    return {**judging, "hash": shared.short_hash(json.dumps(judging, sort_keys=True))}
+    judging.append(shared.digests_of(args.judge))
+    if args.mode == "program":
+        judging.append([[task["messages"], task.get("checklist")] for task in tasks])
+    else:
+        answers = {task["id"]: "" for task in tasks}
+        verdicts = wildbench.list_verdicts(
+            replace(args, orders="both"), tasks, answers
+        )  # those of every seed
+        judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol]
+        judging.append(wildbench.judge_requests(args, verdicts, tasks, template))
+    if args.mode == "reward":
+        judging += [args.orders, args.references]
+    return shared.short_hash(json.dumps(judging, sort_keys=True))
 
 
 # --- 2. verdicts
@@ -188,15 +183,13 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
         for long_field in ("texts", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
     append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
-    shared.withhold_headline(args, numbers, headline_key(numbers))
+    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
     return numbers | shared.describe(generations)
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
     """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards 0."""
-    numbers = or_fail(
-        wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.length_margin, args.seed
-    )
+    numbers = or_fail(wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.seed)
     n_skipped = numbers["n_skipped"]
     if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
         print(
@@ -210,17 +203,13 @@ def score(args: Args, verdicts: list[dict]) -> dict:
 # --- 3. numbers
 
 
-def headline_key(numbers: dict) -> str:
-    for key in ("wb_reward", "wb_score"):
-        if key in numbers:
-            return key
-    return "score"
+HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # by --mode
 
 
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
     """Returns the lines for results/runs.csv: the headline, then what describes the generations."""
     benchmark = Path(args.tasks).stem
-    lines = [index_row(args, benchmark, numbers, headline_key(numbers), fingerprint_hash, "interval")]
+    lines = [index_row(args, benchmark, numbers, HEADLINES[args.mode], fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
@@ -235,31 +224,22 @@ def score_stored(args: Args) -> None:
     """Scores the verdicts of --from-judgments into the file --out."""
     if args.mode == "program" or not args.out:
         fail("--from-judgments needs --mode score or reward, and --out OUT.json")
-    fields = ["model_output"]
+    fields = ["score", "model_output"]
     if args.mode == "reward":
         fields = ["choice", "model_is", "output_len", "reference_len"]
 
-    verdicts = []
-    for number, row in enumerate(read_rows(args.from_judgments, "session_id"), 1):
-        where = f"{args.from_judgments}:{number}"
-        if "model_outputs" in row:
-            row = or_fail(wildbench.from_official_pair, row, args.references, where)
+    verdicts = read_rows(args.from_judgments, "session_id")
+    for number, verdict in enumerate(verdicts, 1):
         for field in fields:
-            if field not in row:
-                fail(f"{where}: no field {field!r}; --mode {args.mode} needs {', '.join(fields)}")
-        verdict = row | {"id": row["session_id"]}
+            get_field(verdict, f"{args.from_judgments}:{number}", field, kind=object)
+        verdict["id"] = verdict["session_id"]
         if args.mode == "score":
-            verdict |= wildbench.from_official_mark(row)
-        verdicts.append(verdict)
-    models = {verdict["model"] for verdict in verdicts if "model" in verdict}
-    if len(models) > 1:
-        fail(
-            f"{args.from_judgments}: rows of several models ({', '.join(sorted(models))}); score one at a time"
-        )
+            verdict["output_len"] = len(verdict["model_output"].strip())
+            verdict["skipped"] = verdict["model_output"].endswith(CUT_MARK)
 
     numbers = for_summary(score(args, verdicts))
-    shared.withhold_headline(args, numbers, headline_key(numbers))
-    numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
+    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
+    numbers |= {"mode": args.mode, "protocol": args.protocol}
     shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
 
@@ -286,14 +266,11 @@ def main(args: Args) -> None:
     if args.mode != "program":
         first_verdicts = wildbench.list_verdicts(args, tasks[:1], {tasks[0]["id"]: TWO_LINES})
         first_requests = wildbench.judge_requests(args, first_verdicts, tasks, template)
-        n_words = args.max_tokens
-        kept_words = wildbench.KEPT_WORDS[args.mode, args.protocol]
-        if kept_words:  # the judge reads no more words, and is not asked about a longer answer
-            n_words = min(n_words, kept_words)
-        longest_answers = {task["id"]: " ".join(["word"] * n_words) for task in tasks}
+        longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
         verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
-        to_judge = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
-        requests = wildbench.judge_requests(args, to_judge, tasks, template)
+        requests = wildbench.judge_requests(
+            args, verdicts, tasks, template
+        )  # the judge reads no word that is cut
         shared.print_estimate(
             args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
         )
@@ -315,12 +292,9 @@ def main(args: Args) -> None:
     lines = []
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, template, temperature, run)
-        key = headline_key(numbers)
-        print(
-            f"temperature {temperature}: {key} {numbers[key]}, 95 % over tasks {numbers['interval']}",
-            flush=True,
-        )
-        lines += index_rows(args, temperature, numbers, judging["hash"])
+        value = numbers[HEADLINES[args.mode]]
+        print(f"temperature {temperature}: {value}, 95 % over tasks {numbers['interval']}", flush=True)
+        lines += index_rows(args, temperature, numbers, judging)
         results[str(temperature)] = for_summary(numbers)
     summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}
     if args.mode != "program":

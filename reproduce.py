@@ -3,8 +3,8 @@
     python reproduce.py --list                                         # every row, and what is done
     python reproduce.py --show table1/llama3.1-8b-rlmt                 # its commands and those before it, to paste
     python reproduce.py --table 1 --row llama3.1-8b-rlmt --run         # runs what is missing; resumes
-    python reproduce.py --table toy --run --lanes 2                    # the same matrix on the toy world
-    python reproduce.py --table rewards --run --lanes 2                # other rewards on the toy world
+    python reproduce.py --table toy --run                              # the same matrix on the toy world
+    python reproduce.py --table rewards --run                          # other rewards on the toy world
     python reproduce.py --tables                                       # renders all tables: results/tables/
 
 A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how they are
@@ -75,8 +75,6 @@ class Args:
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
     out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
-    lanes: int = 1
-    """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
 
 # what a judge is tried with; the evaluations ask for a JSON object in the same way
@@ -152,14 +150,7 @@ def read_blocks() -> dict[str, Block]:
 
     Exits with 2 if a name is written twice, or if a line needs what no file has.
     """
-    blocks: dict[str, Block] = {}
-
-    def add(block: Block) -> None:
-        if block.name in blocks:
-            fail(f"experiments/*.sh: {block.name} is there twice; give one of them another name")
-        blocks[block.name] = block
-
-    trains_nothing = []
+    found = []
     for path in sorted(EXPERIMENTS.glob("*.sh")):
         text = path.read_text()
         lines = list(LINE.finditer(text))
@@ -169,24 +160,26 @@ def read_blocks() -> dict[str, Block]:
             run = name.rpartition("/")[2]
             needs = tuple(line["before"].split()[1::2])
             if line["kind"] == "prepare":
-                add(Block(name, settings, line[0], needs, is_preparation=True))
+                found.append(Block(name, settings, line[0], needs, is_preparation=True))
                 continue
             if line["command"]:
-                add(Block(run, settings, f"ONLY=train {line[0]}", needs))
+                found.append(Block(run, settings, f"ONLY=train {line[0]}", needs))
                 needs = (run,)
-            elif line["kind"] == "row":
-                trains_nothing.append(name)
             if line["kind"] == "row":
-                add(Block(name, settings, f"ONLY=evaluate {line[0]}", needs))
+                found.append(Block(name, settings, f"ONLY=evaluate {line[0]}", needs))
 
-    for name in trains_nothing:  # another line may train the model that it evaluates
-        block = blocks[name]
-        if block.row in blocks:
+    blocks = {}
+    for block in found:
+        if block.name in blocks:
+            fail(f"experiments/*.sh: {block.name} is there twice; give one of them another name")
+        blocks[block.name] = block
+    for name, block in blocks.items():
+        if block.table and block.row in blocks and block.row not in block.needs:
+            # another line trains the model that it evaluates
             blocks[name] = replace(block, needs=(*block.needs, block.row))
-    for block in blocks.values():
         for need in block.needs:
             if need not in blocks:
-                fail(f"experiments/*.sh: {block.name} needs {need}, which no line makes")
+                fail(f"experiments/*.sh: {name} needs {need}, which no line makes")
     return blocks
 
 
@@ -203,24 +196,18 @@ def table_rows(blocks: dict[str, Block]) -> dict[str, dict[str, Block]]:
 
 
 def status(root: Path, block: Block, seed: int) -> str:
-    """Returns the status of a row, or of the run of a stage, for one seed.
-
-    "figures only": git has its numbers, but neither command.txt nor weights.
-    """
+    """Returns the status of a row, or of the run of a stage, for one seed."""
     run = root / f"{block.row}-s{seed}"
     folders = [run]
     if block.table:
         folders = [root / f"{run.name}--{evaluation}" for evaluation in block.evaluations]
         if run.exists():  # a row that trains nothing has evaluations only
             folders.append(run)
-    there = [folder for folder in folders if folder.exists()]
-    if not there:
-        return "not yet run"
-    if not all((folder / "summary.json").exists() for folder in folders):
+    if all((folder / "summary.json").exists() for folder in folders):
+        return "done"
+    if any(folder.exists() for folder in folders):
         return "interrupted"
-    if not all((folder / "command.txt").exists() for folder in folders):
-        return "figures only"
-    return "done"
+    return "not yet run"
 
 
 # --- 3. what is to be run
@@ -245,44 +232,32 @@ def all_needs(block: Block, blocks: dict[str, Block]) -> list[Block]:
     return found
 
 
-def add_jobs(block: Block, seed: int, blocks: dict[str, Block], root: Path, jobs: list[Job]) -> None:
-    """Adds the job of an unfinished block after the jobs of its unfinished needs.
+def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path) -> list[Job]:
+    """Lists the jobs of an unfinished block: those of what it needs that is not done, each after its needs, and its own.
 
-    Exits with 2 if it needs the weights of a run of which only figures are here.
+    Preparations are among them even if what needs them is done: the data that it read is read again.
     """
-    for name in block.needs:
-        need = blocks[name]
-        state = status(root, need, seed)
-        if state == "figures only":
-            fail(
-                f"in {root} are figures of {need.row}-s{seed}, but not its weights, which {block.name} needs; "
-                "--results DIR makes everything anew"
-            )
-        if state != "done":
-            add_jobs(need, seed, blocks, root, jobs)
-            continue
-        for earlier in all_needs(need, blocks):
-            if earlier.is_preparation and job_of(earlier, seed) not in jobs:
-                jobs.append(job_of(earlier, seed))  # the data that a finished run read is read again
-    if job_of(block, seed) not in jobs:
-        jobs.append(job_of(block, seed))
+    jobs = []
+    unfinished = {block.name}
+    for need in reversed([*all_needs(block, blocks), block]):
+        if need.name in unfinished:
+            jobs.append(job_of(need, seed))
+            unfinished.update(name for name in need.needs if status(root, blocks[name], seed) != "done")
+        elif need.is_preparation:
+            jobs.append(job_of(need, seed))
+    return jobs[::-1]
 
 
 def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
-    """Lists the jobs of the wanted blocks for all seeds; prints those of which git has the figures."""
-    jobs = []
-    figures = []
+    """Lists the jobs of the wanted blocks for all seeds, each once; says so if there are none."""
+    jobs = {}
     for seed in args.seeds:
         for block in wanted:
-            state = status(root, block, seed)
-            if state == "figures only":
-                figures.append(f"{block.row}-s{seed}")
-            elif state != "done":
-                add_jobs(block, seed, blocks, root, jobs)
-    if figures:
-        print(f"made before (figures only, no weights), not run again: {', '.join(figures)}")
-        print("--results DIR makes them anew", flush=True)
-    return jobs
+            if status(root, block, seed) != "done":
+                jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
+    if not jobs:
+        print(f"all is done in {root}; --results DIR makes it anew", flush=True)
+    return list(jobs)
 
 
 def commands_of(block: Block, variables: dict[str, str]) -> list[list[str]]:
@@ -298,54 +273,45 @@ def commands_of(block: Block, variables: dict[str, str]) -> list[list[str]]:
     return [shlex.split(line) for line in shown.stdout.splitlines()]
 
 
-def data_of(words: list[str]) -> list[str]:
-    """Lists the paths in data/ that a command reads: those that it names and, of a training, the defaults of the others."""
-    paths = [word for word in words if word.startswith("data/")]
+def data_of(words: list[str]) -> set[str]:
+    """Returns the paths in data/ that a command reads: those that it names and, of a training, the defaults of the others."""
+    paths = {word for word in words if word.startswith("data/")}
     for script in words:
-        if script.startswith("train_") and "--preset toy" not in " ".join(words):
+        if script.startswith("train_") and "toy" not in words:
             defaults = importlib.import_module(script.removesuffix(".py")).Args()
             for field in ("traces", "prompts"):
-                if hasattr(defaults, field) and f"--{field}" not in words:
-                    paths.append(getattr(defaults, field))
-    return [path for path in paths if not path.startswith("data/toy/")]  # which the jobs themselves make
+                if f"--{field}" not in words:
+                    paths.add(getattr(defaults, field, ""))
+    # what is in data/toy the jobs themselves make
+    return {path for path in paths if path.startswith("data/") and not path.startswith("data/toy/")}
 
 
 def check_inputs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> list[Endpoint]:
     """Returns the judges that the jobs ask; exits with 2 if a key for them or data for a row is missing."""
     evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
     paths = set()
-    lines = []
+    lines = ""
     for job in jobs:
         block = blocks[job.block]
-        if block.checkpoint and not block.checkpoint.exists():
-            fail(
-                f"{block.checkpoint} is missing: the checkpoint of the paper's authors; docs/paper.md says how to get it"
-            )
+        if block.checkpoint:
+            paths.add(str(block.checkpoint))
         for words in commands_of(block, variables_of(args, root, job.seed)):
-            paths.update(data_of(words))
+            paths |= data_of(words)
             if "experiments/evaluate.sh" in words:
                 for evaluation in block.evaluations:
-                    if not (root / f"{block.row}-s{job.seed}--{evaluation}" / "summary.json").exists():
-                        lines += re.findall(rf"^ *{evaluation}\) .*", evaluate, re.MULTILINE)
-    text = "\n".join(lines)
-    paths.update(re.findall(r" (data/[\w.]+)", text))
+                    lines += re.search(rf"^ *{evaluation}\) python .*", evaluate, re.MULTILINE)[0]
+    paths.update(re.findall(r" (data/[\w.]+)", lines))
 
     missing = sorted(path for path in paths if not (HERE / path).exists())
     if missing:
-        fail(f"{', '.join(missing)} must be made first; data/README.md says how")
+        fail(
+            f"{', '.join(missing)}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are"
+        )
     judges = []
     for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
-        if f"${variable}" in text:
+        if f"${variable}" in lines:
             judges.append(Endpoint(name, root / "judge.jsonl", args.judge_url, key_env=args.key_env))
     return judges
-
-
-def check_templates(folder: str) -> None:
-    """Exits with 2 if the folder has none of the judges' instructions, so that all would read our own words."""
-    evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
-    files = re.findall(r"\) instructions (\S+)", evaluate)
-    if not any((Path(folder) / file).exists() for file in files):
-        fail(f"--templates {folder}: none of {', '.join(files)} is in it")
 
 
 # --- 4. running
@@ -366,7 +332,7 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     if args.templates:
         variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
-        variables["AS_RELEASED"] = "--as-released"
+        variables["AS_RELEASED"] = tables.AS_RELEASED
     return variables
 
 
@@ -388,49 +354,25 @@ def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Pope
 
 
 def run_jobs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
-    """Runs the jobs, `args.lanes` at a time and each after those that it needs, with logs in root/logs/.
+    """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
-    A failure stops all jobs and exits with 1; the same command goes on later.
+    A failure exits with 1; the same command goes on later.
     """
-    waiting = list(jobs)
-    running: dict[Job, subprocess.Popen] = {}
-    started = time.monotonic()
     signal.signal(signal.SIGTERM, stop)
-    try:
-        while waiting or running:
-            for job in list(waiting):
-                block = blocks[job.block]
-                needed = {job_of(need, job.seed) for need in all_needs(block, blocks)}
-                if len(running) < args.lanes and needed.isdisjoint([*waiting, *running]):
-                    waiting.remove(job)
-                    running[job] = start(block, variables_of(args, root, job.seed), log_of(job, root))
-                    report(started, f"{block.name} s{job.seed} starts; its log is {log_of(job, root)}")
-
-            time.sleep(0.5)
-            for job, process in list(running.items()):
-                if process.poll() is None:
-                    continue
-                if process.returncode:
-                    log = log_of(job, root)
-                    print(log.read_text(errors="replace")[-3000:])
-                    sys.exit(f"{job.block} failed; its log is {log}. The same command goes on from here.")
-                del running[job]
-                n_done = len(jobs) - len(waiting) - len(running)
-                report(started, f"{job.block} s{job.seed} is done, {n_done} of {len(jobs)}")
-    finally:
-        for process in running.values():
+    for n, job in enumerate(jobs, 1):
+        name = f"{job.block} s{job.seed}"
+        log = root / "logs" / f"{job.block.replace('/', '-')}-s{job.seed}.log"
+        print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
+        process = start(blocks[job.block], variables_of(args, root, job.seed), log)
+        try:
+            code = process.wait()
+        finally:  # also on SIGTERM and Ctrl-C
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-        for process in running.values():
-            process.wait()
-
-
-def log_of(job: Job, root: Path) -> Path:
-    return root / "logs" / f"{job.block.replace('/', '-')}-s{job.seed}.log"
-
-
-def report(started: float, message: str) -> None:
-    print(f"[{time.monotonic() - started:4.0f} s] {message}", flush=True)
+                process.wait()
+        if code:
+            print(log.read_text(errors="replace")[-3000:])
+            sys.exit(f"{name} failed; its log is {log}. The same command goes on from here.")
 
 
 def stop(*_) -> None:
@@ -445,34 +387,29 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
         for row, block in blocks.items():
-            states = []
-            for seed in args.seeds:
-                states.append(f"s{seed}: {status(args.results / block.folder, block, seed)}")
+            root = args.results / block.folder
+            states = [f"s{seed}: {status(root, block, seed)}" for seed in args.seeds]
             print(f"table {table:4} {row:45}", *states)
 
 
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
-    """Returns the blocks of --table and --row."""
+    """Returns the blocks of --table and --row; of a whole table without the rows whose checkpoint is not here."""
     if not args.table:
-        fail("nothing to do: --list, --show, --tables, or --table with --run")
+        fail("nothing to do: --list, --show TABLE/ROW, --tables, or --table with --run")
     if args.table not in rows:
         fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
     if args.row and args.row not in in_table:
         fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
+    if not args.run:
+        fail("--run is missing; --show TABLE/ROW prints the commands of a row")
     if args.row:
         return [in_table[args.row]]
-    return list(in_table.values())
-
-
-def with_checkpoints(wanted: list[Block]) -> list[Block]:
-    """Leaves out the rows as released whose checkpoint is not here, and says how many."""
-    kept = [block for block in wanted if block.checkpoint is None or block.checkpoint.exists()]
-    n_left_out = len(wanted) - len(kept)
+    kept = [block for block in in_table.values() if not block.checkpoint or block.checkpoint.exists()]
+    n_left_out = len(in_table) - len(kept)
     if n_left_out:
         print(
-            f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md",
-            flush=True,
+            f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md"
         )
     return kept
 
@@ -487,10 +424,8 @@ def show(name: str, blocks: dict[str, Block], args: Args) -> None:
     print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])
     for need in dict.fromkeys([*all_needs(block, blocks), block]):
         commands = commands_of(need, variables)
-        if commands and need.is_preparation:
+        if commands:
             print(f"\n# {need.name}")
-        elif commands:
-            print(f"\n# {need.name}, {status(root, need, args.seeds[0])}")
         for words in commands:
             print(shlex.join(words))
 
@@ -511,15 +446,9 @@ def main(args: Args) -> None:
 
     if args.budget and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
-    if args.lanes < 1:
-        fail(f"--lanes {args.lanes}: use 1 or more")
-    if args.templates:
-        check_templates(args.templates)
+    if args.templates and not Path(args.templates).is_dir():
+        fail(f"--templates {args.templates}: no such folder")
     wanted = wanted_blocks(args, rows)
-    if not args.run:
-        fail("--table without --run does nothing; --show TABLE/ROW prints the commands of a row")
-    if not args.row:
-        wanted = with_checkpoints(wanted)
     root = args.results / wanted[0].folder
     jobs = plan(args, wanted, blocks, root)
     for judge in check_inputs(jobs, blocks, args, root):

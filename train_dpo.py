@@ -16,7 +16,6 @@ it online.
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py \\
         --preset paper --model results/<sft run>/model                                   # 8 GPUs, as the paper
-    python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
 Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated or empty
@@ -56,7 +55,6 @@ from rlmt.data import (
     load_prompts,
     read_log,
     read_pairs,
-    read_rows,
     write_jsonl,
 )
 from rlmt.memory import check_memory, dpo_gib, trained_gib
@@ -83,7 +81,6 @@ from rlmt.run import (
     cut_log,
     finish_run,
     parse_args,
-    refuse_unused,
     resume,
     start_run,
     training,
@@ -96,7 +93,6 @@ from rlmt.sampler import (
     completion_metrics,
     generate,
     read_completion,
-    text_of,
     wants_vllm,
 )
 import numpy as np
@@ -104,13 +100,13 @@ import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
-from utils import THINK_FORMATS, compute_dtype, fail, join_thinking, split_thinking
+from utils import THINK_FORMATS, fail, join_thinking
 from rewards.gold import check_gold, load_gold, log_held_out, try_judge
 from rewards.preference import check_preference, load_reward_model
 from rewards.scorer import gold_of, preferences_of
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper
+# PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args(RunArgs):
     # model and data
@@ -118,8 +114,6 @@ class Args(RunArgs):
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
-    completions: str = ""
-    """completions.jsonl of an earlier run: pairs are made of it, and nothing is sampled or scored."""
     pairs: str = ""
     """Pairs for offline DPO: a file, a folder or a hub name with its split, in any form of data/README.md."""
     think_format: str = "think"
@@ -127,7 +121,8 @@ class Args(RunArgs):
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     # rollout
     rounds: int = 1
-    """Each starts from the model of the one before. The paper has 1."""
+    """Each starts from the model of the one before. The paper has 1. With LoRA in bfloat16 that model is rounded: where
+    the adapter changed a weight by less than a 512th of itself, the change is lost; --dtype float32 keeps it."""
     prompts_per_round: int = 0
     """A round takes the next prompts of a random order, which begins again at its end; 0: all prompts."""
     samples_per_prompt: int = 8
@@ -150,7 +145,7 @@ class Args(RunArgs):
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     reward_args: tuple[str, ...] = ()
-    """Options of the reward model: preference.chat_template=FILE (Jinja), preference.max_length=TOKENS."""
+    """Option of the reward model: preference.chat_template=FILE (Jinja)."""
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -270,7 +265,7 @@ def dpo_loss(
     return losses, chosen_rewards.detach(), rejected_rewards.detach()
 
 
-# --- data: prompts, stored completions, or pairs
+# --- data: prompts, or pairs
 
 
 @dataclass
@@ -346,58 +341,32 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
 
 @dataclass
 class Data:
-    """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
+    """The data of a run: `prompts` or `pairs`; and held-out prompts."""
 
     prompts: list[dict] = field(default_factory=list)  # to sample completions for: rows of data.load_prompts
     dropped: list[dict] = field(default_factory=list)  # prompts too long, rows of --pairs without a pair
-    completions: list[dict] = field(default_factory=list)  # rows of --completions
     pairs: list[Pair] = field(default_factory=list)  # of --pairs
-    skipped: Counter = field(default_factory=Counter)  # rows of --pairs that gave no pair, by reason
     held_out: list[dict] = field(default_factory=list)  # of --gold-prompts, as `prompts`
 
 
-def read_completions(args: Args, tokenizer) -> list[dict]:
-    """Reads --completions; exits with 2 if they were not written with the tokenizer and format of this run."""
-    fields = ("messages", "prompt_ids", "text", "status", "cut_off", "ids", "step")
-    completions = read_rows(args.completions, *fields)
-    for row in completions[:100]:
-        if encode_prompt(tokenizer, row["messages"]) != row["prompt_ids"]:
-            fail(
-                f"--completions {args.completions}: the prompt of {row['id']} was another text, as its token ids say; "
-                "pass the --chat-template that it was sampled with"
-            )
-        sample = Sample(row["ids"], None, finished=not row["cut_off"])
-        if text_of(tokenizer, sample) != row["text"]:
-            fail(
-                f"--completions {args.completions}: the token ids of {row['id']} are not its text with the tokenizer "
-                f"of {args.model}; pass the --model that wrote them"
-            )
-        status = split_thinking(row["text"], args.think_format, sample.finished).status
-        if status != row["status"]:
-            fail(
-                f"--completions {args.completions}: {row['id']} is {row['status']}, but {status} with --think-format "
-                f"{args.think_format}; pass the format that they were written in"
-            )
-    return completions
+def reasons_of(dropped: list[dict]) -> dict[str, int]:
+    """Counts dropped rows by their reason."""
+    return dict(Counter(row["reason"] for row in dropped))
 
 
 def load_data(args: Args, tokenizer, accelerator) -> Data:
-    """Reads prompts, completions or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
+    """Reads prompts or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     data = Data()
     if args.pairs:
         data.pairs, data.dropped = load_pairs(args, tokenizer)
-        data.skipped = Counter(row["reason"] for row in data.dropped)
-        reasons = dict(data.skipped) or "none"
-        accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {reasons}")
+        skipped = reasons_of(data.dropped)
+        accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {skipped}")
         if not data.pairs:
             layout = THINK_FORMATS[args.think_format].layout
             fail(
-                f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {reasons}); "
+                f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {skipped}); "
                 "answers without thinking need --think-format plain"
             )
-    elif args.completions:
-        accelerator.print(f"pairs are made of {args.completions}; nothing is sampled or scored")
-        data.completions = read_completions(args, tokenizer)
     else:
         data.prompts, data.dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
         if not data.prompts:
@@ -410,10 +379,8 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
 
     # held-out prompts must not be trained on
     trained_on = list(data.prompts)
-    if args.gold_prompts and not data.prompts:
-        rows_of_file = data.completions
-        if args.pairs:
-            rows_of_file, _ = read_pairs(args.pairs)
+    if args.gold_prompts and args.pairs:
+        rows_of_file, _ = read_pairs(args.pairs)
         for row in rows_of_file:
             trained_on.append({"messages": without_control(tokenizer, row["messages"])})
     data.held_out = load_held_out(args, tokenizer, trained_on)
@@ -511,9 +478,9 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
                 for i, place in enumerate(chunk):
                     rewards = {"preference": scores[i]} | golds[i]
                     file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
-        if reward_model.n_truncated:
+        if any(reward_model.cut):
             print(
-                f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
+                f"WARNING: {sum(reward_model.cut)} of {len(reward_model.cut)} texts are too long for the reward "
                 "model, which did not see their ends",
                 flush=True,
             )
@@ -531,9 +498,9 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
 def pair_up(
     completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
-    """Returns the pairs of a round's completions, and their metrics; logs completions that are new."""
+    """Returns the pairs of a round's completions, and their metrics; logs the completions."""
     best_and_worst, skipped = build_pairs(completions, args.min_valid, args.reward_on)
-    if accelerator.is_main_process and not args.completions:
+    if accelerator.is_main_process:
         for pair in best_and_worst:
             pair["chosen"]["pair"] = "chosen"
             pair["rejected"]["pair"] = "rejected"
@@ -541,8 +508,7 @@ def pair_up(
         cut_log(log, number - 1)
         append_jsonl(log, completions)
     if not best_and_worst:
-        source = args.completions or run / "completions.jsonl"
-        fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {source}")
+        fail(f"round {number}: no prompt gave a pair ({dict(skipped)}); the completions are in {run}")
 
     pairs = []
     for pair in best_and_worst:
@@ -737,9 +703,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     timer = Timer()
     start_model = model_of_round(number - 1, run, args)
 
-    completions = data.completions
     metrics = {}
-    if data.prompts:
+    if args.pairs:
+        pairs = data.pairs
+        metrics |= {"pairs": len(pairs), "skipped": reasons_of(data.dropped)}
+    else:
         # 1. rollout
         prompts = []
         for prompt in prompts_of_round(data.prompts, number, args):
@@ -757,11 +725,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         accelerator.free_memory()  # of the sampler and the reward model
         timer.end("reward")
 
-    # 3. pairs
-    if args.pairs:
-        pairs = data.pairs
-        metrics |= {"pairs": len(pairs), "skipped": dict(data.skipped)}
-    else:
+        # 3. pairs
         pairs, pair_metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
         metrics |= pair_metrics
     metrics["steps"] = steps_of_round(len(pairs), args)
@@ -809,14 +773,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
 def check_arguments(args: Args) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    if args.completions and args.pairs:
-        fail("--completions and --pairs are two ways to get pairs; give one of them")
     if args.epochs <= 0 or args.prompts_per_round < 0 or args.beta <= 0:
         fail("--epochs and --beta must be above 0, --prompts-per-round 0 or more")
-    from_file = args.completions or args.pairs
-    if from_file and args.rounds > 1:
-        fail("--completions or --pairs is one round of training on a file; leave --rounds at 1")
-    if not from_file and args.samples_per_prompt < max(2, args.min_valid):
+    if args.pairs and args.rounds > 1:
+        fail("--pairs is one round of training on a file; leave --rounds at 1")
+    if not args.pairs and args.samples_per_prompt < max(2, args.min_valid):
         fail(
             f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
             "--min-valid"
@@ -826,25 +787,11 @@ def check_arguments(args: Args) -> None:
             f"--load-in-4bit --rounds {args.rounds}: each round would load the last one's model in 4 bit again, "
             "which rounds most of what it learned away; leave --rounds at 1, or leave --load-in-4bit out"
         )
-    if not args.gold.startswith("judge:"):
-        reason = "without --gold judge:MODEL"
-        refuse_unused({"--budget": reason, "--price": reason, "--key-env": reason})
-
-
-def warn_of_rounding(args: Args, accelerator) -> None:
-    """Warns if rounds start from models whose weights are too coarse for what LoRA changes."""
-    if args.lora_r and args.rounds > 1 and compute_dtype(args.dtype) == "bfloat16":
-        accelerator.print(
-            "WARNING: each round starts from the last one's model, saved in bfloat16: where LoRA changed a weight "
-            "by less than a 512th of itself, the change is lost, which may be most of a round at a low rate. "
-            "--lora-r 0 or --dtype float32 keeps it; a higher --learning-rate loses less"
-        )
 
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
     check_arguments(args)
-    warn_of_rounding(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
@@ -894,6 +841,7 @@ def main(args: Args) -> None:
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 6's; rows of table 3 add --model and --think-format: experiments/table3.sh
     "paper": {"reward_on": "response"},  # equation 3
+    "paper-as-released": {"reward_on": "response", "min_valid": 4},  # the one deviation that has a flag
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "rollout": "vllm",
         "reward_on": "response",
@@ -929,9 +877,7 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# the one deviation that has a flag
-RELEASED = {"paper": {"min_valid": 4}}
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

@@ -28,7 +28,7 @@ Deviations from the paper and its released code (verl) in a default run; docs/de
    tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
    `--scale-rewards none --loss-type grpo`.
 2. The released configs call their loss a mean over tokens. With their micro-batches of one completion it is
-   the mean of equation 4 instead; `--as-released` sets `--loss-type grpo`.
+   the mean of equation 4 instead; `--preset paper-as-released` sets `--loss-type grpo`.
 3. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
 4. A malformed completion gets a floor below its group. The released code scores it like any other
    (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
@@ -70,7 +70,6 @@ from rlmt.run import (
     constants,
     finish_run,
     parse_args,
-    refuse_unused,
     resume,
     rows_of_step,
     start_run,
@@ -95,13 +94,13 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 from rewards.shaping import pass_at_k
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of other papers
+# PRESETS, at the end of this file, have other values for the runs of the paper and of other papers
 @dataclass
 class Args(RLArgs):
     # model and data
@@ -154,25 +153,20 @@ class Args(RLArgs):
     """Optimizer steps that a rollout is split into (released configs: 1)."""
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
-    epsilon: float = 0.2
-    """The ratio is clipped below 1 - epsilon and above 1 + epsilon (released configs); unused with cispo,
-    and with one update a rollout, where the ratio is 1."""
-    epsilon_high: float | None = None
-    """The ratio is clipped above 1 + epsilon_high; None: as `epsilon`. 0.28 is DAPO's clip-higher. With cispo it is
-    the highest ratio itself; None: CISPO_CAP."""
+    epsilon: tuple[float, float] = (0.2, 0.2)
+    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); 0.2 0.28 is DAPO's clip-higher.
+    Unused with cispo, and with one update a rollout, where the ratio is 1."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
     """TRL's names. The first three clip the ratio and differ in the mean: dapo over all tokens of the update, grpo over
     completions, dr_grpo over completions of sums / max_completion_tokens. cispo has dapo's mean and another loss: the
-    ratio, cut at epsilon_high, is a constant weight of log pi. gspo has grpo's mean and one ratio per completion."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    ratio, cut at CISPO_CAP, is a constant weight of log pi. gspo has grpo's mean and one ratio per completion."""
+    scale_rewards: Literal["group", "batch", "none", "pass_at_k"] = "group"
     """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of the group;
-    batch: by that of the step; none: as it is (Dr. GRPO)."""
+    batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k has the advantages of pass@PASS_AT_K in its place,
+    from the verifier's verdicts; a completion without a reward counts for nothing."""
     dynamic_sampling: int = 0
     """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other prompts
     (DAPO). 0: none."""
-    pass_at_k: int = 0
-    """k > 0: advantages of pass@k from the verifier's verdicts, instead of those of the rewards. A completion without
-    a reward counts for nothing."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -187,7 +181,8 @@ MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 # a group whose rewards differ by no more is flat; lower it if the weights in --rewards are small
 ZERO_SPREAD = 0.05
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
-CISPO_CAP = 5.0  # cispo's highest ratio, if no epsilon_high is given
+CISPO_CAP = 5.0  # cispo's highest ratio
+PASS_AT_K = 4  # k of --scale-rewards pass_at_k
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward",
@@ -258,9 +253,8 @@ def grpo_loss(
     token_weights: torch.Tensor,
     importance_weights: torch.Tensor | float = 1.0,
     *,
-    epsilon: float,
+    epsilon: tuple[float, float],
     beta: float,
-    epsilon_high: float | None = None,
     loss_type: str = "dapo",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
@@ -272,7 +266,7 @@ def grpo_loss(
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
         importance_weights: (B, T), trainer's over sampler's probability.
-        epsilon, beta, epsilon_high, loss_type: as in Args.
+        epsilon, beta, loss_type: as in Args.
     """
     log_ratio = (logprobs - old_logprobs) * mask
     if loss_type == "gspo":  # one length-normalised ratio per completion (2507.18071)
@@ -282,11 +276,11 @@ def grpo_loss(
     # the other use of loss_type, which mean is taken, is in `mean_weights`
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
-        highest = CISPO_CAP if epsilon_high is None else epsilon_high
+        highest = CISPO_CAP
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
     elif loss_type in ("dapo", "grpo", "dr_grpo", "gspo"):
-        lowest = 1 - epsilon
-        highest = 1 + (epsilon if epsilon_high is None else epsilon_high)
+        lowest = 1 - epsilon[0]
+        highest = 1 + epsilon[1]
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
     else:
         raise ValueError(f"--loss-type {loss_type} has no branch in grpo_loss")
@@ -332,10 +326,10 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, scorer: Scorer, args: Args) -> list[Completion]:
-    """Samples G completions of every prompt, next to each other. Each is scored while others are sampled."""
+def sample_groups(prompts: list[dict], sampler, args: Args) -> list[Completion]:
+    """Samples G completions of every prompt, next to each other."""
     repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return sample_completions(repeated, sampler, args.think_format, scorer.enqueue)
+    return sample_completions(repeated, sampler, args.think_format)
 
 
 def replace_flat_groups(
@@ -374,7 +368,7 @@ def replace_flat_groups(
         generator = np.random.default_rng((args.seed, step - 1, n_attempts))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
         seen.update(prompt["id"] for prompt in drawn)
-        sampled = sample_groups(share_of(drawn, accelerator), sampler, scorer, args)
+        sampled = sample_groups(share_of(drawn, accelerator), sampler, args)
         scorer.set_rewards(sampled, args.group_size, model)
         for n, place in enumerate(flat):
             new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
@@ -397,7 +391,7 @@ def set_advantages(
     if dense_rewards:
         from rewards.dense import add_advantages
     for source in dense_rewards:
-        divided = args.scale_rewards in ("group", "batch")  # by the spread of their group, in both cases
+        divided = args.scale_rewards != "none"  # by the spread of their group
         add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
@@ -445,7 +439,6 @@ def accumulate_gradients(
                 token_weights,
                 importance_weights,
                 epsilon=args.epsilon,
-                epsilon_high=args.epsilon_high,
                 beta=args.beta,
                 loss_type=args.loss_type,
             )
@@ -469,6 +462,10 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
     if args.group_size < 2:
         fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
+    if args.scale_rewards == "pass_at_k" and args.group_size < PASS_AT_K:
+        fail(
+            f"--group-size {args.group_size}: --scale-rewards pass_at_k needs at least PASS_AT_K, {PASS_AT_K}"
+        )
     if args.prompts_per_step % accelerator.num_processes:
         fail(
             f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
@@ -480,24 +477,6 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
             f"{args.updates_per_rollout} equal parts"
         )
-    if args.loss_type == "cispo" and args.epsilon_high is not None and args.epsilon_high <= 1:
-        fail(
-            f"--epsilon-high {args.epsilon_high}: with --loss-type cispo it is the highest weight of a token, "
-            f"above 1; {CISPO_CAP} is usual"
-        )
-    unused = {}  # flags, and why they would do nothing
-    if not wants_vllm(args.rollout):
-        unused["--importance-correction"] = "without --rollout vllm"
-    if args.updates_per_rollout == 1:
-        unused["--epsilon"] = unused["--epsilon-high"] = (
-            "with one update a rollout, where no ratio is clipped"
-        )
-    if args.loss_type == "cispo":
-        unused["--epsilon"] = "with --loss-type cispo"
-    # with the reward `process` it still divides that one's advantages
-    if args.pass_at_k and "process" not in reward_names(args):
-        unused["--scale-rewards"] = "with --pass-at-k"
-    refuse_unused(unused)
 
 
 def main(args: Args) -> None:
@@ -513,7 +492,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step * args.group_size, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
     try_judges(args, prompts, start.run, accelerator)
@@ -572,11 +551,10 @@ def main(args: Args) -> None:
             # 1. rollout: every process samples for its share of the prompts
             sampler.sync(model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            completions = sample_groups(share_of(chosen, accelerator), sampler, scorer, args)
+            completions = sample_groups(share_of(chosen, accelerator), sampler, args)
             train.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards`, `contributions` and `correct` of each completion. The reward model
-            # has scored most of them by now, as `sample_groups` hands each to `scorer.enqueue` when it ends
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
             scorer.set_rewards(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(
@@ -591,9 +569,9 @@ def main(args: Args) -> None:
             train.timer.end("reward")
 
             # 3. advantage: a completion compared with those of its group
-            if args.pass_at_k:
+            if args.scale_rewards == "pass_at_k":
                 verdicts = gather_object([completion.correct for completion in completions])
-                advantages_P_G = pass_at_k_advantages(verdicts, rewards_P_G, args.pass_at_k)
+                advantages_P_G = pass_at_k_advantages(verdicts, rewards_P_G, PASS_AT_K)
             else:
                 advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:
@@ -642,7 +620,7 @@ def main(args: Args) -> None:
     finish_run(run.folder, summary, sampler)
 
 
-# --- what --preset and --as-released set; experiments/*.sh add what a row of a table changes
+# --- what --preset sets; experiments/*.sh add what a row of a table changes
 
 PAPER = {
     "reward_on": "response",  # equation 3
@@ -668,7 +646,6 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "gradient_checkpointing": False,
     "save_steps": 10,
     "keep_checkpoints": 1,
-    "allow_truncation": True,  # in the first steps about half of the completions do not come to an end
 }
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 ONE_CARD = {
@@ -712,7 +689,7 @@ PRESETS: dict[str, dict] = {
         "group_size": 16,
         "updates_per_rollout": 16,
         "beta": 0.0,
-        "epsilon_high": 0.28,
+        "epsilon": (0.2, 0.28),
         "dynamic_sampling": 10,
     },
     "rlvr/instructions": {  # 2507.02833 (IFBench)
@@ -732,7 +709,7 @@ PRESETS: dict[str, dict] = {
         "max_prompt_tokens": 2048,
         "max_completion_tokens": 32768,
         "beta": 0.0,
-        "epsilon_high": 0.272,
+        "epsilon": (0.2, 0.272),
         "scale_rewards": "none",
         "importance_correction": "token_truncate",
         "dynamic_sampling": 3,
@@ -802,7 +779,7 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. There are configs of table 1's rows; the others take those of llama3.1-8b-rlmt.
+# The released values. There are configs of table 1's rows; the others take those of llama3.1-8b-rlmt.
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
@@ -810,10 +787,10 @@ PRESETS: dict[str, dict] = {
 # and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
 # 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
 # checkpoint.
-RELEASED = {}
+RELEASED = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
 for _name in ("paper", "paper-instruct", "paper-zero"):
-    RELEASED[_name] = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
+    PRESETS[f"{_name}-as-released"] = PRESETS[_name] | RELEASED
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

@@ -52,10 +52,10 @@ from rlmt.model import (
     collate,
     count_trained_tokens,
     gradient_exchange,
-    load_classifier,
     load_learner,
     load_policy_tokenizer,
     load_reference,
+    load_trained,
     micro_batches,
     n_tokens_of,
     pad,
@@ -72,7 +72,6 @@ from rlmt.run import (
     constants,
     finish_run,
     parse_args,
-    refuse_unused,
     resume,
     rows_of_step,
     start_run,
@@ -97,12 +96,12 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of another
+# PRESETS, at the end of this file, have other values for the runs of the paper and of another
 @dataclass
 class Args(RLArgs):
     # model and data
@@ -148,16 +147,15 @@ class Args(RLArgs):
     """P, over all GPUs, one completion each (table 7)."""
     updates_per_rollout: int = 1
     """Optimizer steps that a rollout is split into (released configs: 1)."""
-    num_iterations: int = 1
-    """Passes over a rollout (released configs: 1)."""
     kl: Literal["loss", "reward", "none"] = "loss"
     """Penalty for leaving the reference. loss: k3 in the loss; reward: each token's reward loses its log
     ratio to the reference (k1); none: no reference model. Table 7 gives a coefficient; the released configs
     have no penalty."""
     kl_coef: float = 1e-3
     """Weight of the penalty (table 7)."""
-    epsilon: float = 0.2
-    """Clip range of the ratio (released configs); with one update a rollout the ratio is 1."""
+    epsilon: tuple[float, float] = (0.2, 0.2)
+    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); with one update a rollout it
+    is 1."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
     critic: str = "policy"
@@ -245,7 +243,7 @@ def policy_loss(
     reference_logprobs: torch.Tensor | None,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    epsilon: float,
+    epsilon: tuple[float, float],
     kl_coef: float,
     importance_weights: torch.Tensor | float = 1.0,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -260,11 +258,13 @@ def policy_loss(
     """
     log_ratio = (logprobs - old_logprobs) * mask
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
+    lowest = 1 - epsilon[0]
+    highest = 1 + epsilon[1]
+    clipped = ratio.clamp(lowest, highest)
     token_loss = -torch.min(ratio * advantages, clipped * advantages) * importance_weights
 
-    too_low = (ratio < 1 - epsilon) & (advantages < 0)
-    too_high = (ratio > 1 + epsilon) & (advantages > 0)
+    too_low = (ratio < lowest) & (advantages < 0)
+    too_high = (ratio > highest) & (advantages > 0)
     sums = {  # sums here; sum_and_divide makes the means that the names promise
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
@@ -313,7 +313,7 @@ def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
 
     A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
     """
-    return load_classifier(AutoModelForTokenClassification, "TOKEN_CLS", path, args, folder, zero_head=True)
+    return load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS")
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -493,14 +493,6 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
             f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
         )
-    unused = {}  # flags, and why they would do nothing
-    if not wants_vllm(args.rollout):
-        unused["--importance-correction"] = "without --rollout vllm"
-    if args.updates_per_rollout * args.num_iterations == 1:
-        unused["--epsilon"] = "with one update a rollout, where no ratio is clipped"
-    if args.kl == "none":
-        unused["--kl-coef"] = "with --kl none"
-    refuse_unused(unused)
 
 
 def load_learners(
@@ -529,7 +521,7 @@ def main(args: Args) -> None:
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step, accelerator)
-    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
+    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
@@ -589,7 +581,7 @@ def main(args: Args) -> None:
             sampler.sync(model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = share_of(chosen, accelerator)
-            completions = sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
+            completions = sample_completions(own_prompts, sampler, args.think_format)
             train.timer.end("rollout")
 
             # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,
@@ -603,7 +595,7 @@ def main(args: Args) -> None:
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
-            if args.updates_per_rollout * args.num_iterations > 1 or args.kl == "reward":
+            if args.updates_per_rollout > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
                 set_old_logprobs(model, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if has_reference:
@@ -624,20 +616,18 @@ def main(args: Args) -> None:
 
             # 4. update: policy and critic, one after the other
             updates = []
-            for iteration in range(args.num_iterations):
-                seed = (args.seed, step - 1, iteration)
-                for members in mini_batches(completions, args.updates_per_rollout, seed):
-                    means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
-                    means |= accumulate_critic_gradients(
-                        members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
-                    )
-                    means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-                    means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-                    check_finite(means, members, step, run.folder)  # before it reaches the weights
-                    for each in (optimizer, critic_optimizer):
-                        each.step()
-                        each.zero_grad()
-                    updates.append(means)
+            for members in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+                means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
+                means |= accumulate_critic_gradients(
+                    members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
+                )
+                means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+                means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
+                check_finite(means, members, step, run.folder)  # before it reaches the weights
+                for each in (optimizer, critic_optimizer):
+                    each.step()
+                    each.zero_grad()
+                updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
             train.timer.end("update")
 
@@ -672,8 +662,8 @@ PRESETS: dict[str, dict] = {
     "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
     # of base models; the instruction of a Zero format needs room, as released
     "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
-    # 2411.15124, its math alone; it also decays both rates, gives -10 to a completion that is cut off, and clips values at
-    # 0.2 where VALUE_CLIP has 0.5
+    # 2411.15124, its math alone; it also goes four times through a rollout, decays both rates, gives -10 to a completion that
+    # is cut off, and clips values at 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
@@ -686,7 +676,6 @@ PRESETS: dict[str, dict] = {
         "learning_rate": 3e-7,
         "critic_learning_rate": 3e-7,
         "prompts_per_step": 224,
-        "num_iterations": 4,
         "temperature": 1.0,
         "critic": "reward_model",
         "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
@@ -714,19 +703,12 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
+# The released values. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
 # "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
 # (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {
-    "paper": {
-        "kl": "none",
-        "entropy_coef": 1e-3,
-        "max_prompt_tokens": 896,
-        "steps": 110,
-        "save_steps": 55,
-    }
-}
+RELEASED = {"kl": "none", "entropy_coef": 1e-3, "max_prompt_tokens": 896, "steps": 110, "save_steps": 55}
+PRESETS["paper-as-released"] = PAPER | RELEASED
 
 
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

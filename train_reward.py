@@ -22,24 +22,25 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 import json
 import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, without_control
+from rlmt.chat import load_tokenizer, prepare_tokenizer, without_control
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_pairs, write_jsonl
-from rlmt.memory import check_memory, frozen_gib, trained_gib
+from rlmt.memory import check_memory, trained_gib
 from rlmt.model import (
     Learner,
+    check_context,
     check_finite,
     clip_gradients,
+    collate_ids,
     cosine_rate,
     gradient_exchange,
-    load_classifier,
+    load_trained,
     micro_batches,
     prepare_trained,
     start_accelerator,
@@ -55,9 +56,9 @@ from rlmt.run import (
     start_run,
     training,
 )
+import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
@@ -121,20 +122,21 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
     Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1],
     was right if the margin is positive, and half right if it is zero.
     """
-    margin = torch.tensor(margins, dtype=torch.float64)
-    predicted = torch.sigmoid(margin.abs())
-    right = (margin > 0).double() + 0.5 * (margin == 0).double()
-    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).long().clamp(max=n_bins - 1)
-    bins = []
-    ece = 0.0
-    for number in bin_of_pair.unique().tolist():
-        inside = bin_of_pair == number
-        mean_predicted = predicted[inside].mean().item()
-        mean_right = right[inside].mean().item()
-        n = inside.sum().item()
-        bins.append({"predicted": mean_predicted, "right": mean_right, "n": n})
-        ece += n / len(margins) * abs(mean_predicted - mean_right)
-    return {"accuracy": right.mean().item(), "ece": ece, "n": len(margins), "bins": bins}
+    import pandas as pd  # slow to import
+
+    margin = pd.Series(margins)
+    predicted = 1 / (1 + np.exp(-margin.abs()))
+    pairs = pd.DataFrame({"predicted": predicted, "right": is_right(margin)})
+    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).astype(int).clip(upper=n_bins - 1)
+    bins = pairs.groupby(bin_of_pair).mean()
+    bins["n"] = bin_of_pair.value_counts()
+    gaps = (bins["predicted"] - bins["right"]).abs()
+    return {
+        "accuracy": pairs["right"].mean(),
+        "ece": (gaps * bins["n"]).sum() / len(pairs),
+        "n": len(pairs),
+        "bins": bins.to_dict("records"),
+    }
 
 
 def compare_with_length(margins: list[float], pairs: list["Pair"]) -> dict:
@@ -143,49 +145,33 @@ def compare_with_length(margins: list[float], pairs: list["Pair"]) -> dict:
     `length_baseline` is the rule's accuracy. `equal_length` compares the two on pairs whose answers are about
     equally long, where the rule should know little. It is None if fewer than two prompts have such pairs.
     """
-    all_longer = []
-    equal_longer = []
-    equal_right = []
-    equal_prompts = []
-    for pair, margin in zip(pairs, margins, strict=True):
-        longer_is_better = is_right(pair.chosen_length - pair.rejected_length)
-        all_longer.append(longer_is_better)
-        shorter, longer = sorted([pair.chosen_length, pair.rejected_length])
-        if longer <= EQUAL_LENGTH * shorter:
-            equal_longer.append(longer_is_better)
-            equal_right.append(is_right(margin))
-            equal_prompts.append(pair.prompt)
+    import pandas as pd  # slow to import
 
-    result = {"length_baseline": fmean(all_longer), "equal_length": None}
-    if len(set(equal_prompts)) > 1:
+    rows = pd.DataFrame(pairs)
+    rows["right"] = is_right(pd.Series(margins))
+    rows["longer_is_right"] = is_right(rows["chosen_length"] - rows["rejected_length"])
+    lengths = rows[["chosen_length", "rejected_length"]]
+    equal = rows[lengths.max(axis=1) <= EQUAL_LENGTH * lengths.min(axis=1)]
+
+    result = {"length_baseline": rows["longer_is_right"].mean(), "equal_length": None}
+    n_prompts = equal["prompt"].nunique()
+    if n_prompts > 1:
+        accuracy = equal["right"].mean()
+        # pairs of a prompt often share an answer: counted as independent, they would look like more evidence
+        deviations = (equal["right"] - accuracy).groupby(equal["prompt"]).sum()
+        variance = (deviations**2).sum() * n_prompts / (n_prompts - 1)
         result["equal_length"] = {
-            "n": len(equal_right),
-            "accuracy": fmean(equal_right),
-            "standard_error": clustered_error(equal_right, equal_prompts),
-            "length_baseline": fmean(equal_longer),
+            "n": len(equal),
+            "accuracy": accuracy,
+            "standard_error": math.sqrt(variance) / len(equal),
+            "length_baseline": equal["longer_is_right"].mean(),
         }
     return result
 
 
-def is_right(margin: float) -> float:
-    """Returns 1 for a positive margin, 0 for a negative one, and a half for a tie."""
-    if margin == 0:
-        return 0.5
-    return float(margin > 0)
-
-
-def clustered_error(values: list[float], prompts: list[str]) -> float:
-    """Returns the standard error of the mean of `values`, where those of one prompt may depend on each other.
-
-    The pairs of a prompt often share an answer. Counted as independent, they would look like more evidence.
-    """
-    mean = fmean(values)
-    deviations = defaultdict(float)
-    for value, prompt in zip(values, prompts, strict=True):
-        deviations[prompt] += value - mean
-    n_prompts = len(deviations)
-    squares = sum(deviation**2 for deviation in deviations.values())
-    return math.sqrt(squares * n_prompts / (n_prompts - 1)) / len(values)
+def is_right(margins):
+    """Returns 1 for positive margins (a pandas Series), 0 for negative ones, and a half for ties."""
+    return (np.sign(margins) + 1) / 2
 
 
 # --- pairs
@@ -213,21 +199,22 @@ class Pair:
         return len(self.chosen_ids) + len(self.rejected_ids)
 
 
-def n_padded(pair: Pair) -> int:
-    """Returns a pair's tokens in a forward: two rows, the shorter one padded."""
-    return 2 * pair.longest
-
-
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns a pair's tokens for micro_batches: prompt and answer are one text, which is padded once."""
-    return n_padded(pair), 0
+    """Returns a pair's tokens for micro_batches: prompt and answer are one text, the shorter side is padded."""
+    return 2 * pair.longest, 0
 
 
 def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
     """Returns the token ids of a row's conversation with its chosen or rejected answer."""
     text = row[side]
     if reward_on == "think+response":
-        text = join_thinking(row[f"{side}_thinking"], text, "think")
+        thinking = row.get(f"{side}_thinking")
+        if thinking is None:
+            fail(
+                f"row {row['id']} has neither '{side}_thinking' nor thinking in its {side!r}; "
+                "use --reward-on response"
+            )
+        text = join_thinking(thinking, text, "think")
     messages = [*row["messages"], {"role": "assistant", "content": text}]
     return tokenizer.apply_chat_template(without_control(tokenizer, messages), return_dict=False)
 
@@ -257,136 +244,82 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     prompts = sorted({json.dumps(row["messages"]) for row in preferences})
     random.Random(seed).shuffle(prompts)
     held_out_prompts = set(prompts[: max(2, int(share * len(prompts)))])
-    train = []
-    held_out = []
-    for row in preferences:
-        if json.dumps(row["messages"]) in held_out_prompts:
-            held_out.append(row)
-        else:
-            train.append(row)
+    train = [row for row in preferences if json.dumps(row["messages"]) not in held_out_prompts]
+    held_out = [row for row in preferences if json.dumps(row["messages"]) in held_out_prompts]
     return train, held_out
 
 
 def load_reward_tokenizer(args: Args, accelerator):
     """Loads the tokenizer with the chat template that renders both sides of a pair."""
     tokenizer = load_tokenizer(args.model)
-    think_format = "plain"
-    if args.reward_on == "think+response":
-        think_format = "think"
+    think_format = {"response": "plain", "think+response": "think"}[args.reward_on]
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, think_format, args.chat_template))
     del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
     return tokenizer
 
 
-def check_thinking(path: str, preferences: list[dict]) -> None:
-    """Exits with 2 unless both sides of all pairs have thinking."""
-    for row in preferences:
-        for side in ("chosen", "rejected"):
-            if row.get(f"{side}_thinking") is None:
-                fail(
-                    f"{path}: the row {row['id']} has neither '{side}_thinking' nor thinking in its "
-                    f"{side!r}; use --reward-on response"
-                )
-
-
-def check_disjoint(args: Args, train: list[dict], held_out: list[dict]) -> None:
-    """Exits with 2 if a prompt is in both files: its held-out pairs would measure what was learned by heart."""
-    trained = {json.dumps(row["messages"]) for row in train}
-    for row in held_out:
-        if json.dumps(row["messages"]) in trained:
-            fail(
-                f"--held-out-pairs {args.held_out_pairs}: the prompt of row {row['id']} is in "
-                f"--pairs {args.pairs} as well; take it out of one of them"
-            )
-
-
 def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pair], list[dict]]:
     """Reads pairs to train on, held-out pairs, and rows {id, reason, tokens} of the dropped ones."""
     train_rows, unread = read_pairs(args.pairs)
-    held_out_source = args.held_out_pairs or args.pairs
     if args.held_out_pairs:
         held_out_rows, unread_held_out = read_pairs(args.held_out_pairs, "--held-out-pairs")
-        check_disjoint(args, train_rows, held_out_rows)
         unread += unread_held_out
+        trained = {json.dumps(row["messages"]) for row in train_rows}
+        for row in held_out_rows:
+            if json.dumps(row["messages"]) in trained:  # it would measure what was learned by heart
+                fail(
+                    f"--held-out-pairs: the prompt of row {row['id']} is in --pairs as well; "
+                    "take it out of one of them"
+                )
     else:
         train_rows, held_out_rows = split_by_prompt(train_rows, args.held_out, args.seed)
-    if args.reward_on == "think+response":
-        check_thinking(args.pairs, train_rows)
-        check_thinking(held_out_source, held_out_rows)
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped = unread + dropped_train + dropped_held_out
     reasons = dict(Counter(row["reason"] for row in dropped))
-    accelerator.print(
-        f"{len(train_rows) + len(held_out_rows) + len(unread)} pairs, dropped: {reasons or 'none'}; "
-        f"{len(train)} to train on, {len(held_out)} held out"
+    said = (
+        f"{args.pairs}: dropped {reasons or 'none'}; {len(train)} pairs to train on, {len(held_out)} held out"
     )
-    if not held_out:
-        fail(f"{held_out_source}: no pair is left to hold out; raise --max-length or hold out more")
-    if len(train) < args.batch_size:
-        fail(f"{args.pairs}: {len(train)} usable pairs are fewer than --batch-size {args.batch_size}")
+    accelerator.print(said)
+    if len(train) < args.batch_size or not held_out:
+        fail(f"{said}: too few; a step takes --batch-size {args.batch_size}, and one or more are held out")
     longest = max(pair.longest for pair in train + held_out)
-    context = context_length(load_config(args.model))
-    if longest > context:
-        fail(
-            f"{args.pairs}: {longest} tokens are more than the {context} of {args.model}'s context; "
-            f"--max-length {context} leaves longer pairs out"
-        )
+    check_context(args.model, longest, f"--max-length {args.max_length}")
     return train, held_out, dropped
 
 
 # --- model and step
 
 
-def load_model(args: Args, folder: Path | None, tokenizer) -> torch.nn.Module:
-    """Loads the classifier with one output; a resumed run loads the checkpoint in `folder`."""
+def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Learner:
+    """Loads the classifier, of a resumed run from the checkpoint in `folder`, and makes its optimizer."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
-    model = load_classifier(AutoModelForSequenceClassification, "SEQ_CLS", args.model, args, folder)
+    model = load_trained(args.model, args, folder, AutoModelForSequenceClassification, "SEQ_CLS")
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
-    return model
-
-
-def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Learner:
-    """Loads the classifier and its optimizer; a resumed run takes both from the checkpoint in `folder`."""
-    model = load_model(args, folder, tokenizer)
-    learner = prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
-    load_optimizers(folder, {"model": learner})
-    return learner
-
-
-def score_pairs(pairs: list[Pair], model, pad_token_id: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the rewards (B,) of the chosen and of the rejected sides, in one forward."""
-    sides = [torch.tensor(pair.chosen_ids) for pair in pairs]
-    sides += [torch.tensor(pair.rejected_ids) for pair in pairs]
-    ids = pad_sequence(sides, batch_first=True, padding_value=pad_token_id)
-    mask = pad_sequence([torch.ones_like(side) for side in sides], batch_first=True)
-    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-    chosen, rejected = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32)).chunk(2)
-    return chosen, rejected
+    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
 
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
     batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
-    losses = []
-    all_chosen = []
-    all_rejected = []
+    scored = []
     for i, members in enumerate(batches):
+        sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
+        no_prompts = [[]] * len(sides)  # prompt and answer are one text
+        batch = collate_ids(no_prompts, sides, pad_token_id, accelerator.device)
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            rewards = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+            chosen, rejected = rewards.chunk(2)
             loss = bradley_terry_loss(chosen, rejected)
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss.sum() / args.batch_size * accelerator.num_processes)
-        losses.append(loss.detach())
-        all_chosen.append(chosen.detach())
-        all_rejected.append(rejected.detach())
+        scored.append(torch.stack([loss, chosen, rejected], dim=1).detach())
 
-    loss = accelerator.gather(torch.cat(losses))
-    chosen = accelerator.gather(torch.cat(all_chosen))
-    rejected = accelerator.gather(torch.cat(all_rejected))
+    loss, chosen, rejected = accelerator.gather(torch.cat(scored)).T.contiguous()
     rewards = torch.cat([chosen, rejected])
     return {
         "loss": loss.mean().item(),
@@ -409,22 +342,10 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -
     # it is given token ids, so its template renders nothing here, and may drop thinking
     model = RewardModel(str(folder), reward_on="response", device=device, dtype=dtype)
     margins = []
-    n_at_once = 64  # the bar moves this often
-    for start in tqdm(range(0, len(pairs), n_at_once), desc=f"held-out pairs by {n_at_once}"):
-        some = pairs[start : start + n_at_once]
-        chosen = model.score_ids([pair.chosen_ids for pair in some])
-        rejected = model.score_ids([pair.rejected_ids for pair in some])
-        margins += [better - worse for better, worse in zip(chosen, rejected, strict=True)]
+    for pair in tqdm(pairs, desc="held-out pairs"):
+        chosen, rejected = model.score_ids([pair.chosen_ids, pair.rejected_ids])
+        margins.append(chosen - rejected)
     return calibration(margins) | compare_with_length(margins, pairs)
-
-
-def check_arguments(args: Args, accelerator) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    if args.batch_size % accelerator.num_processes:
-        fail(
-            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
-            "use a multiple"
-        )
 
 
 def set_rate(optimizer, learning_rate: float) -> None:
@@ -435,7 +356,9 @@ def set_rate(optimizer, learning_rate: float) -> None:
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    check_arguments(args, accelerator)
+    if args.batch_size % accelerator.num_processes:
+        n_processes = accelerator.num_processes
+        fail(f"--batch-size {args.batch_size} cannot be shared by {n_processes} processes; use a multiple")
 
     # --- data, checked before anything is loaded
     tokenizer = load_reward_tokenizer(args, accelerator)
@@ -443,9 +366,7 @@ def main(args: Args) -> None:
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
-    measured = frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
-    parts = {"training": memory, "held-out pairs": measured}
-    accelerator.print(check_memory(parts, args, at_once=False))
+    accelerator.print(check_memory({"model": memory}, args))
     start = check_run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return
@@ -453,15 +374,16 @@ def main(args: Args) -> None:
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    learner = load_learner(args, run.checkpoint, tokenizer, accelerator)
-    model, optimizer = learner
+    learners = {"model": load_learner(args, run.checkpoint, tokenizer, accelerator)}
+    load_optimizers(run.checkpoint, learners)
+    model, optimizer = learners["model"]
 
     # --- train
-    with training(run, {"model": learner}, tokenizer, steps, COLUMNS) as train:
+    with training(run, learners, tokenizer, steps, COLUMNS) as train:
         for step in train.steps():
             members = rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
-            members.sort(key=n_padded, reverse=True)
+            members.sort(key=lengths_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
             learning_rate = cosine_rate(args.learning_rate, step - 1, steps, args.warmup_ratio)
@@ -479,7 +401,7 @@ def main(args: Args) -> None:
 
     # --- save and measure
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    del learner, model, optimizer, train
+    del learners, model, optimizer, train
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:

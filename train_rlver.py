@@ -41,13 +41,12 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     Learner,
@@ -61,13 +60,12 @@ from rlmt.model import (
     start_accelerator,
 )
 from rlmt.run import (
-    RunArgs,
+    RolloutArgs,
     check_run,
     constants,
     finish_run,
     load_function,
     parse_args,
-    refuse_unused,
     resume,
     rows_of_step,
     start_run,
@@ -97,9 +95,17 @@ from utils import fail, join_thinking, or_fail
 from rewards import simulated_user
 
 
+# constants: edit inline; config.json holds them and --resume compares them
+MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
+EPSILON = 0.2  # clip range of the ratio
+GAMMA = 1.0  # PPO's discount
+LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
+VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
+
+
 # PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
-class Args(RunArgs):
+class Args(RolloutArgs):
     # model and users
     model: str = "Qwen/Qwen2.5-7B-Instruct"
     """Hub name or folder of a chat model (RLVER: this one)."""
@@ -109,16 +115,11 @@ class Args(RunArgs):
     """What plays the users: a model at --simulator-url, or file.py:function (see rewards/simulated_user.py)."""
     simulator_url: str = ""
     """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     concurrency: int = 32
     """Calls to the simulator at a time, of each process."""
     budget: float = 0.0
     """US dollars that the simulator may cost in this run, an equal part for each process; 0: no limit. The first
     part that is spent ends the run at once. The steps since its last checkpoint have to be paid for again."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the simulator."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
     think_format: str = "think"
@@ -138,15 +139,9 @@ class Args(RunArgs):
     """New tokens of a reply (RLVER)."""
     max_tokens: int = 15000
     """Tokens of a whole conversation (RLVER: prompt 5000, responses 10000)."""
-    allow_truncation: bool = False
-    """Go on although most conversations of the first three steps are cut off, or none has the format."""
     # rollout
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 1.0
     """Sampling temperature (RLVER); log-probabilities are taken at the same one."""
-    vllm_memory: float = 0.3
-    """Share of each GPU that vLLM reserves."""
     # algorithm
     algorithm: Literal["grpo", "ppo"] = "grpo"
     """grpo compares the conversations with one user; ppo has one conversation a user, and a critic."""
@@ -175,13 +170,19 @@ class Args(RunArgs):
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
 
+    # no flags: what the losses of train_grpo.py and train_ppo.py read besides
+    epsilon = (EPSILON, EPSILON)
+    importance_correction = "none"
+    scale_rewards = "group"
+    loss_type = "dapo"  # the mean over all tokens of the step
+    kl = "loss"
+    max_completion_tokens = math.inf  # the mean does not count it
+    updates_per_rollout = 1
 
-# constants: edit inline; config.json holds them and --resume compares them
-MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
-EPSILON = 0.2  # clip range of the ratio
-GAMMA = 1.0  # PPO's discount
-LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
-VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
+    @property
+    def kl_coef(self) -> float:
+        return self.beta
+
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward/emotion",
@@ -202,53 +203,25 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 
 @dataclass
 class Conversation(Completion):
-    """A conversation that has ended, as one completion.
+    """A conversation in words, and as the token ids that the policy reads and writes.
 
-    `text` is everything after the prompt, `thinking` that of all replies, `response` what the last one says.
+    Once it has ended, `text` is everything after the prompt, `thinking` that of all replies, `response` what the
+    last one says.
     """
 
     dialogue: dict = field(default_factory=dict)
     """See rewards/simulated_user.py."""
+    reply_ends: list[int] = field(default_factory=list)
+    """The place in `ids` of each reply's last token."""
 
     @property
-    def n_replies(self) -> int:
-        return simulated_user.count_replies(self.dialogue)
+    def context(self) -> list[int]:
+        return self.prompt_ids + self.ids
 
     @property
     def emotion(self) -> float | None:
         """The final emotion; None if the conversation has no reward."""
         return simulated_user.final_emotion(self.dialogue)
-
-    def row(self) -> dict:
-        return super().row() | {
-            "dialogue": self.dialogue["history"],
-            "emotion": self.emotion,
-            "ended": self.dialogue["ended"],
-            "error": self.dialogue.get("error", ""),
-            "turns": self.n_replies,
-        }
-
-
-@dataclass
-class Talk:
-    """A conversation under way: in words, and as the token ids that the policy reads and writes."""
-
-    user: dict
-    """A row of `load_users`."""
-    dialogue: dict
-    """See rewards/simulated_user.py."""
-    ids: list[int] = field(default_factory=list)
-    """Everything after the prompt."""
-    loss_mask: list[int] = field(default_factory=list)
-    """1 on the policy's tokens, 0 on the user's."""
-    sampler_logprobs: list[float] = field(default_factory=list)
-    """0 on the user's tokens; empty from transformers."""
-    cut_off: bool = False
-    """Whether the token limit cut the last reply off."""
-
-    @property
-    def context(self) -> list[int]:
-        return self.user["prompt_ids"] + self.ids
 
     def add_reply(self, sample: Sample, setting: dict, think_format: str, tokenizer) -> None:
         """Adds what the policy wrote; a malformed reply ends the conversation."""
@@ -257,7 +230,9 @@ class Talk:
         self.cut_off = not sample.finished
         self.ids += sample.ids
         self.loss_mask += [1] * len(sample.ids)
-        self.sampler_logprobs += sample.logprobs or []
+        self.reply_ends.append(len(self.ids) - 1)
+        if sample.logprobs:
+            self.sampler_logprobs = (self.sampler_logprobs or []) + sample.logprobs
 
     def add_user_turn(self, tokenizer, max_context: int) -> None:
         """Adds the user's last turn; ends the conversation if its context would exceed `max_context` tokens."""
@@ -270,6 +245,42 @@ class Talk:
         self.loss_mask += [0] * len(ids)
         if self.sampler_logprobs:
             self.sampler_logprobs += [0.0] * len(ids)
+
+    def finish(self, tokenizer) -> None:
+        """Sets what is known once the conversation has ended, its reward too."""
+        replies = [turn for turn in self.dialogue["history"] if turn["role"] == "assistant"]
+        thoughts = [turn["thinking"] for turn in replies if turn["thinking"]]
+        for thought in thoughts:
+            self.n_thinking_tokens += len(tokenizer(thought, add_special_tokens=False)["input_ids"])
+        self.text = tokenizer.decode(self.ids)
+        self.thinking = "\n\n".join(thoughts)
+        self.response = replies[-1]["content"]
+        self.status = replies[-1]["status"]  # a malformed reply is always the last
+        self.rewards = {"emotion": None}
+        if self.emotion is not None:
+            self.reward = max(0.0, self.emotion / 100)
+            self.rewards = {"emotion": self.reward}
+
+    def row(self) -> dict:
+        return super().row() | {
+            "dialogue": self.dialogue["history"],
+            "emotion": self.emotion,
+            "ended": self.dialogue["ended"],
+            "error": self.dialogue.get("error", ""),
+            "turns": len(self.reply_ends),
+        }
+
+
+def start_conversation(user: dict, setting: dict) -> Conversation:
+    """Returns a conversation with a user of `load_users`, in which the policy speaks next."""
+    return Conversation(
+        id=user["id"],
+        messages=user["messages"],
+        prompt_ids=user["prompt_ids"],
+        ids=[],
+        loss_mask=[],
+        dialogue=simulated_user.start(user, setting),
+    )
 
 
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
@@ -306,39 +317,7 @@ def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
         )
 
 
-# --- the reward
-
-
-def read_conversation(talk: Talk, tokenizer) -> Conversation:
-    """Makes a completion of a conversation that has ended, with its reward."""
-    replies = [turn for turn in talk.dialogue["history"] if turn["role"] == "assistant"]
-    thoughts = [turn["thinking"] for turn in replies if turn["thinking"]]
-    n_thinking_tokens = 0
-    for thought in thoughts:
-        n_thinking_tokens += len(tokenizer(thought, add_special_tokens=False)["input_ids"])
-
-    emotion = simulated_user.final_emotion(talk.dialogue)
-    reward = None
-    if emotion is not None:
-        reward = max(0.0, emotion / 100)
-    return Conversation(
-        id=talk.user["id"],
-        messages=talk.user["messages"],
-        prompt_ids=talk.user["prompt_ids"],
-        ids=talk.ids,
-        text=tokenizer.decode(talk.ids),
-        thinking="\n\n".join(thoughts),
-        response=replies[-1]["content"],
-        status=replies[-1]["status"],  # a malformed reply is always the last
-        cut_off=talk.cut_off,
-        n_thinking_tokens=n_thinking_tokens,
-        rewards={"emotion": reward},
-        contributions={"emotion": reward},
-        reward=math.nan if reward is None else reward,
-        loss_mask=talk.loss_mask,
-        sampler_logprobs=talk.sampler_logprobs or None,
-        dialogue=talk.dialogue,
-    )
+# --- the reward of a turn
 
 
 class TurnRewards:
@@ -364,18 +343,12 @@ class TurnRewards:
                 continue
             history = conversation.dialogue["history"]
             emotions = [turn["emotion-point"] / 100 for turn in history if turn["role"] == "user"]
-            before = emotions[: conversation.n_replies]  # before each reply
+            before = emotions[: len(conversation.reply_ends)]  # before each reply
             after = [*before[1:], conversation.reward]
-            for token, old, new in zip(ends_of_replies(conversation.loss_mask), before, after, strict=True):
+            for token, old, new in zip(conversation.reply_ends, before, after, strict=True):
                 values[n, token] = new - old
                 events[n, token] = True
         return values, events
-
-
-def ends_of_replies(loss_mask: list[int]) -> list[int]:
-    """Returns the place of each reply's last token."""
-    following = [*loss_mask[1:], 0]
-    return [t for t, is_policy in enumerate(loss_mask) if is_policy and not following[t]]
 
 
 # --- steps of the loop
@@ -390,23 +363,26 @@ def converse(
     args: Args,
 ) -> list[Conversation]:
     """Holds a conversation with each user. A round samples one reply in all that still go on."""
-    talks = [Talk(user, simulated_user.start(user["profile"], setting)) for user in users]
-    live = talks
+    conversations = [start_conversation(user, setting) for user in users]
+    live = conversations
     while most_live := max(gather_object([len(live)])):
-        prompts = [talk.context for talk in live]
+        prompts = [conversation.context for conversation in live]
         if sampler.backend.batch_size:  # of transformers
             # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
-            prompts += [talks[0].user["prompt_ids"]] * (most_live - len(live))
+            prompts += [users[0]["prompt_ids"]] * (most_live - len(live))
         for place, sample in sampler.sample(prompts):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
-        simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
+        simulated_user.user_turns([conversation.dialogue for conversation in live], setting, simulator)
 
-        for talk in live:
-            if not talk.dialogue["ended"]:
-                talk.add_user_turn(tokenizer, args.max_tokens - args.max_turn_tokens)  # room for a reply
-        live = [talk for talk in live if not talk.dialogue["ended"]]
-    return [read_conversation(talk, tokenizer) for talk in talks]
+        for conversation in live:
+            if not conversation.dialogue["ended"]:
+                max_context = args.max_tokens - args.max_turn_tokens  # room for a reply
+                conversation.add_user_turn(tokenizer, max_context)
+        live = [conversation for conversation in live if not conversation.dialogue["ended"]]
+    for conversation in conversations:
+        conversation.finish(tokenizer)
+    return conversations
 
 
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
@@ -416,22 +392,12 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """
     known = [conversation.emotion for conversation in conversations if conversation.emotion is not None]
     metrics = {
-        "dialogue/turns": fmean(conversation.n_replies for conversation in conversations),
+        "dialogue/turns": fmean(len(conversation.reply_ends) for conversation in conversations),
         "dialogue/success": fmean(emotion >= 100 for emotion in known),
     }
     ends = [conversation.dialogue["ended"] for conversation in conversations]
     for reason in simulated_user.ENDS:
         metrics[f"dialogue/ended_{reason}"] = ends.count(reason) / len(ends)
-    return metrics
-
-
-def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
-    """Returns the calls to the simulator since this start, and what the run has cost; {} if it is a function."""
-    if not isinstance(simulator, Endpoint):
-        return {}
-    metrics = {"simulator/calls": sum(gather_object([simulator.calls]))}
-    if any(simulator.price):
-        metrics["simulator/dollars"] = sum(gather_object([simulator.cost]))
     return metrics
 
 
@@ -445,49 +411,19 @@ def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
     return rates["model"]
 
 
-def loss_arguments(args: Args) -> SimpleNamespace:
-    """Returns what train_grpo.py and train_ppo.py read of their `Args` to compute advantages and loss."""
-    return SimpleNamespace(
-        micro_batch_tokens=args.micro_batch_tokens,
-        max_completion_tokens=args.max_tokens,
-        epsilon=EPSILON,
-        entropy_coef=args.entropy_coef,
-        importance_correction="none",
-        # GRPO
-        group_size=args.group_size,
-        scale_rewards="group",
-        loss_type="dapo",  # the mean over all tokens of the step
-        epsilon_high=None,  # as `epsilon`
-        beta=args.beta,
-        # PPO
-        kl="loss" if args.beta else "none",
-        kl_coef=args.beta,
-    )
-
-
 # --- before the loop
 
 
 def check_arguments(args: Args, accelerator: Accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    if args.algorithm == "grpo" and args.group_size < 2:
-        fail("--group-size 1 gives every conversation the advantage zero; use 2 or more")
-    if args.prompts_per_step % accelerator.num_processes:
-        fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
-            f"processes; use a multiple of {accelerator.num_processes}"
-        )
+    if args.algorithm == "grpo":
+        train_grpo.check_arguments(args, accelerator)
+    else:
+        train_ppo.check_arguments(args, accelerator)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
         fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
-    load_simulator(args, Path(), accelerator)  # exits with 2 without a key or function
-
-    if args.algorithm == "ppo":
-        unused = {"--group-size": "with --algorithm ppo"}
-    else:
-        unused = {"--critic-learning-rate": "without --algorithm ppo"}
-    refuse_unused(unused)
 
 
 def simulator_setting(args: Args) -> dict:
@@ -502,12 +438,12 @@ def simulator_setting(args: Args) -> dict:
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the users {id, profile, messages, prompt_ids}; exits with 2 if they cannot be trained with."""
+    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if they cannot be trained with."""
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
         prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
+        users.append({**profile, "messages": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
@@ -521,28 +457,6 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
     return users
 
 
-def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
-    """Prints what samples, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
-    if ".py:" not in args.simulator:
-        profiles = [user["profile"] for user in users]
-        n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)
-        cost = simulated_user.estimate(profiles, setting, n_conversations, args.price)
-        accelerator.print(f"simulator {args.simulator}: {cost}")
-    memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
-    if args.algorithm == "ppo":
-        memory["critic"] = critic_gib(args.model, args)
-    accelerator.print(check_memory(memory, args))
-
-
-def conversations_per_user(args: Args) -> int:
-    """Returns G, the conversations with a user in a step."""
-    if args.algorithm == "ppo":
-        return 1
-    return args.group_size
-
-
 def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated_user.User:
     """Loads what plays the users. The processes share the budget."""
     if ".py:" in args.simulator:
@@ -552,26 +466,31 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         run / f"simulator-{accelerator.process_index}.jsonl",
         args.simulator_url,
         args.concurrency,
-        timeout=call_timeout(simulator_setting(args)["max_tokens"]),
         budget=args.budget / accelerator.num_processes,
         price=args.price,
         key_env=args.key_env,
     )
 
 
-def try_simulator(args: Args, user: dict, accelerator: Accelerator, run: Path) -> None:
-    """Asks a simulator behind an endpoint its first request, as `user`; exits with 2 if no reply comes.
+def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accelerator: Accelerator) -> None:
+    """Says what a simulator behind an endpoint will be asked, and asks it first; exits with 2 if no reply comes.
 
-    `run`: the folder that will keep the reply; see `try_endpoint`.
+    `run`: the folder that will keep the reply.
     """
     simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
-        setting = simulator_setting(args)
-        dialogue = simulated_user.start_with_answer(user["profile"], setting)
-        try_endpoint(simulator, simulated_user.planner_request(dialogue, setting), "--simulator")
+        n_conversations = args.steps * args.prompts_per_step * args.group_size
+        print(
+            f"simulator {args.simulator}: {simulated_user.estimate(users, setting, n_conversations, args.price)}"
+        )
+        dialogue = simulated_user.start_with_answer(users[0], setting)
+        request = simulated_user.planner_request(dialogue, setting)
+        try_endpoint(simulator, request, "--simulator", args.overwrite)
 
 
 def main(args: Args) -> None:
+    if args.algorithm == "ppo":
+        args.group_size = 1  # a critic takes the group's place
     accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
@@ -582,9 +501,14 @@ def main(args: Args) -> None:
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
     use_vllm = wants_vllm(args.rollout)
-    announce(args, users, setting, use_vllm, accelerator)
+    samples_by = "vLLM" if use_vllm else "transformers"
+    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
+    memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
+    if args.algorithm == "ppo":
+        memory["critic"] = critic_gib(args.model, args)
+    accelerator.print(check_memory(memory, args))
     start = check_run(args, "rlver", args.model, constants(globals()))
-    try_simulator(args, users[0], accelerator, start.run)
+    try_simulator(args, users, setting, start.run, accelerator)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)
@@ -606,7 +530,6 @@ def main(args: Args) -> None:
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
-    loss_args = loss_arguments(args)
     pad_token_id = tokenizer.pad_token_id
     checks = [sampler.check, FormatGuard(args, "max_turn_tokens").check]
     with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
@@ -621,22 +544,20 @@ def main(args: Args) -> None:
             chosen = rows_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = []
             for user in share_of(chosen, accelerator):
-                own_users += [user] * conversations_per_user(args)
+                own_users += [user] * args.group_size
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = gather_rewards(conversations, accelerator)
             check_any_reward(rewards)
             train.timer.end("rollout")
 
             # 3. advantage
+            rewards_P_G = rewards.view(args.prompts_per_step, args.group_size)
             if args.algorithm == "grpo":
-                rewards_P_G = rewards.view(-1, args.group_size)
                 metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
-                train_grpo.set_advantages(
-                    conversations, advantages_P_G, dense_rewards, loss_args, accelerator
-                )
+                train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
             else:
-                metrics |= reward_metrics(rewards.view(1, -1), "total")
+                metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
@@ -647,7 +568,7 @@ def main(args: Args) -> None:
             # 4. update
             if args.algorithm == "grpo":
                 means = train_grpo.accumulate_gradients(
-                    conversations, model, reference, loss_args, pad_token_id, accelerator
+                    conversations, model, reference, args, pad_token_id, accelerator
                 )
             else:
                 if args.beta:
@@ -655,7 +576,7 @@ def main(args: Args) -> None:
                         model, reference, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                     )
                 means = train_ppo.accumulate_policy_gradients(
-                    conversations, model, loss_args, pad_token_id, accelerator
+                    conversations, model, args, pad_token_id, accelerator
                 )
                 means |= train_ppo.accumulate_critic_gradients(
                     conversations, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
@@ -672,7 +593,6 @@ def main(args: Args) -> None:
             # 5. log, checks that end a run which can teach nothing, checkpoint
             everyone = gather_object(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
-            metrics |= simulator_metrics(simulator)
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", model, tokenizer, accelerator)
@@ -681,21 +601,10 @@ def main(args: Args) -> None:
 
 # --- presets: the runs of the paper, and the toy
 
-ENTROPY = {"entropy_coef": 1e-3}  # released config
-THINK = ENTROPY | {"ask_thinking": True}
-PLAIN = ENTROPY | {"think_format": "plain"}
-PPO = {"algorithm": "ppo", "steps": 350}
-CHALLENGING = {"user": "challenging"}
-
 PRESETS: dict[str, dict] = {  # the other defaults are RLVER's GRPO; its appendix B.3
-    # table 1
-    "rlver-think": THINK,
-    "rlver-plain": PLAIN,
-    "rlver-think-ppo": THINK | PPO,
-    "rlver-plain-ppo": PLAIN | PPO,
-    # table 3
-    "rlver-think-ppo-challenging": THINK | PPO | CHALLENGING,
-    "rlver-plain-ppo-challenging": PLAIN | PPO | CHALLENGING,
+    # GRPO of table 1, with the entropy bonus of the released config; docs/rewards.md has the other rows' flags
+    "rlver-think": {"entropy_coef": 1e-3, "ask_thinking": True},
+    "rlver-plain": {"entropy_coef": 1e-3, "think_format": "plain"},
     "toy": {  # our choice
         "profiles": "data/toy/users_train.jsonl",
         "simulator": "data/toy/users.py:user",

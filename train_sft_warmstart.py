@@ -10,8 +10,7 @@ trains on ordinary rows of prompt and answer.
         --model meta-llama/Llama-3.1-8B                                               # 8 GPUs, as the paper
 
 Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
-would have fewer rows than --batch-size. `--packing` changes no loss: it lays the rows of a micro-batch end to end
-instead of padding them.
+would have fewer rows than --batch-size.
 
 Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
 as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
@@ -24,15 +23,12 @@ ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import (
-    context_length,
     encode_completion,
     encode_prompt,
     flaw_of,
-    load_config,
     load_tokenizer,
     prepare_tokenizer,
 )
@@ -40,19 +36,18 @@ from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_log, read_traces, write_jsonl
 from rlmt.memory import check_memory, trained_gib
 from rlmt.model import (
+    check_context,
     check_finite,
     clip_gradients,
     collate_ids,
-    collate_packed,
     cosine_rate,
+    count_trained_tokens,
     gradient_exchange,
-    lengths_of,
     load_learner,
     micro_batches,
     n_tokens_of,
     start_accelerator,
     sum_and_divide,
-    unwrap,
 )
 from rlmt.run import (
     RunArgs,
@@ -65,13 +60,11 @@ from rlmt.run import (
     start_run,
     training,
 )
-import torch
-from transformers.utils import is_flash_attn_2_available
 
-from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
+from utils import THINK_FORMATS, fail, join_thinking, or_fail
 
 
-# PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
+# PRESETS, at the end of this file, have other values for the runs of the paper and for one card
 @dataclass
 class Args(RunArgs):
     # model and data
@@ -96,8 +89,6 @@ class Args(RunArgs):
     """Share of the steps in which the rate rises (paper table 5); then cosine decay to zero."""
     weight_decay: float = 1e-4
     """Paper table 5."""
-    packing: bool = False
-    """Lay rows end to end, none attending to another, instead of padding them. Pays with flash-attn only."""
     # run
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
@@ -124,6 +115,10 @@ class TokenRow:
     prompt_ids: list[int]
     ids: list[int]
     """The completion with its end of turn: the tokens in the loss."""
+
+    @property
+    def n_trained_tokens(self) -> int:
+        return len(self.ids)
 
 
 def flaw_of_trace(trace: dict, tokenizer, think_format: str, needs_thinking: bool) -> str:
@@ -183,8 +178,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
     reasons = dict(Counter(row["reason"] for row in dropped))
     lengths = [n_tokens_of(row) for row in kept]
     accelerator.print(
-        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; "
-        f"{sum(lengths) / max(1, len(kept)):.0f} tokens a row"
+        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; {sum(lengths)} tokens"
     )
     if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
         longest = max(row.get("tokens", 0) for row in dropped)
@@ -192,28 +186,17 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
             f"{reasons['too_long']} of {n_traces} traces are longer than --max-length {args.max_length}; "
             f"{longest} fits all"
         )
-    if len(kept) < n_traces / 2:
+    if len(kept) < max(args.batch_size, n_traces / 2):
         fail(
-            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}); "
-            "data/README.md explains the reasons, and the forms of a trace"
+            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}), "
+            f"and a step takes --batch-size {args.batch_size}; data/README.md explains the reasons, "
+            "and the forms of a trace"
         )
-    if len(kept) < args.batch_size:
-        fail(f"{args.traces}: {len(kept)} usable traces are fewer than --batch-size {args.batch_size}")
-    context = context_length(load_config(args.model))
-    if max(lengths) > context:
-        fail(
-            f"{args.traces}: {max(lengths)} tokens are more than the {context} of {args.model}'s context; "
-            f"leave longer traces out, by --max-length {context} if they are few"
-        )
+    check_context(args.model, max(lengths), f"--max-length {args.max_length}")
     return kept, dropped
 
 
 # --- a step
-
-
-def packed_length(row: TokenRow) -> tuple[int, int]:
-    """Returns a row's tokens for micro_batches: packed, prompt and answer are one text."""
-    return n_tokens_of(row), 0
 
 
 def accumulate_gradients(
@@ -223,21 +206,13 @@ def accumulate_gradients(
 
     The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
     """
-    own_tokens = sum(len(row.ids) for row in token_rows)
-    n_tokens = accelerator.reduce(torch.tensor(own_tokens, device=accelerator.device), "sum").item()
-
-    sums = torch.zeros(3, device=accelerator.device)
-    lengths = lengths_of
-    if args.packing:  # nothing is padded
-        lengths = packed_length
-    batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator, lengths)
+    n_tokens = count_trained_tokens(token_rows, accelerator)
+    sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0}
+    batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         prompt_ids = [row.prompt_ids for row in members]
         completion_ids = [row.ids for row in members]
-        if args.packing:
-            batch = collate_packed(prompt_ids, completion_ids, accelerator.device)
-        else:
-            batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+        batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
 
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             # (B, T), 0 where there is no completion token
@@ -245,44 +220,20 @@ def accumulate_gradients(
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
-        sums += torch.stack([-logprobs.detach().sum(), entropies.sum(), likeliest.sum()])
-
-    named_sums = dict(zip(("loss", "entropy", "mean_token_accuracy"), sums, strict=True))
-    return sum_and_divide(named_sums, n_tokens, accelerator)
+        sums["loss"] -= logprobs.detach().sum()
+        sums["entropy"] += entropies.sum()
+        sums["mean_token_accuracy"] += likeliest.sum()
+    return sum_and_divide(sums, n_tokens, accelerator)
 
 
 # --- the run
 
 
-def summarize(run: Path, steps: int, token_rows: list[TokenRow], dropped: list[dict]) -> dict:
-    """Returns what summary.json says. Only the main process, which writes it, is sure to see all losses."""
-    summary = {
-        "steps": steps,
-        "n_rows": len(token_rows),
-        "dropped": dict(Counter(row["reason"] for row in dropped)),
-        "tokens": sum(n_tokens_of(row) for row in token_rows),
-    }
-    losses = [row["loss"] for row in read_log(run / "metrics.jsonl")]
-    if losses:
-        summary["loss"] = sum(losses) / len(losses)
-    return summary
-
-
-def show_row(row: TokenRow, tokenizer) -> str:
-    """Returns a row as text, with brackets around what is trained on."""
-    prompt = tokenizer.decode(row.prompt_ids)
-    completion = tokenizer.decode(row.ids)
-    return f"{prompt}[[[{completion}]]]"
-
-
 def check_arguments(args: Args, accelerator) -> None:
     """Exits with 2 for arguments that cannot work together."""
-    or_fail(check_think_format, args.think_format)
-    if THINK_FORMATS[args.think_format].instruction:
-        fail(
-            f"--think-format {args.think_format} is asked for by an instruction, without a warm start; "
-            "use think or plain"
-        )
+    taught = [name for name, described in THINK_FORMATS.items() if not described.instruction]
+    if args.think_format not in taught:  # a Zero format is asked for by an instruction
+        fail(f"--think-format {args.think_format} has no warm start; use {' or '.join(taught)}")
     if args.batch_size % accelerator.num_processes:
         fail(
             f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
@@ -303,19 +254,18 @@ def main(args: Args) -> None:
     accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
-        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(token_rows[0], tokenizer)}")
+        prompt = tokenizer.decode(token_rows[0].prompt_ids)
+        completion = tokenizer.decode(token_rows[0].ids)
+        accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
     run = resume(start_run(start), args, accelerator)
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
     betas = (ADAM_BETA_1, ADAM_BETA_2)
-    learner = load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)
-    learners = {"model": learner}
+    learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)}
     load_optimizers(run.checkpoint, learners)
-    model, optimizer = learner
-    if args.packing and is_flash_attn_2_available():
-        unwrap(model).set_attn_implementation("flash_attention_2")
+    model, optimizer = learners["model"]
 
     # --- train
     with training(run, learners, tokenizer, steps, COLUMNS) as train:
@@ -341,7 +291,16 @@ def main(args: Args) -> None:
 
     # --- save
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    finish_run(run.folder, summarize(run.folder, steps, token_rows, dropped))
+    losses = [row["loss"] for row in read_log(run.folder / "metrics.jsonl")]
+    summary = {
+        "steps": steps,
+        "n_rows": len(token_rows),
+        "dropped": dict(Counter(row["reason"] for row in dropped)),
+        "tokens": sum(map(n_tokens_of, token_rows)),
+        # only the main process, which writes it, is sure to see all losses
+        "loss": sum(losses) / max(1, len(losses)),
+    }
+    finish_run(run.folder, summary)
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs

@@ -5,13 +5,9 @@ With several, pass@k is next to it, maj@k by a majority of the answers, and best
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable
-from itertools import chain
+from collections.abc import Hashable
 
-from benchmarks.scoring import bootstrap, count_rows, mean
-
-# (task, result) -> what equal answers of a task have in common; None for an unreadable answer
-Vote = Callable[[dict, dict], Hashable | None]
+from benchmarks.scoring import bootstrap, count_rows, mean, task_means
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -52,74 +48,56 @@ def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
     return n_choices_won / math.comb(n, k)
 
 
-def accuracy(results: list[dict], tasks: list[dict], vote: Vote | None = None) -> dict:
-    """Returns accuracy and its interval (for each field `correct...` of the results), values at k, and the counts.
+def accuracy(results: list[dict], tasks: list[dict]) -> dict:
+    """Returns accuracy (for each field `correct...` of the results), values at k, their intervals, and the counts.
 
-    A task's samples are averaged first, so the interval is over tasks. That of `accuracy` is called `interval`.
-    `vote`: see `values_at_k`.
+    A task's samples are averaged first, so the interval is over tasks.
     """
     by_task = defaultdict(list)
-    fields = {"correct"}
     for result in results:
         if "correct" in result:
             by_task[result["task"]].append(result)
-            fields.update(name for name in result if name.startswith("correct"))
+    checked = [result for samples in by_task.values() for result in samples]
+    fields = {"correct"}.union(*checked)
+    values = {}  # {metric: {task: value}}
+    for field in sorted(name for name in fields if name.startswith("correct")):
+        metric = field.replace("correct", "accuracy")
+        values[metric] = task_means(
+            [result[field] for result in checked], [result["task"] for result in checked]
+        )
 
     numbers = {"task_means": {}}
-    for field in sorted(fields):
-        means = {}
-        for task, samples in by_task.items():
-            means[task] = mean(sample[field] for sample in samples)
-        metric = field.replace("correct", "accuracy")
-        numbers[metric] = mean(means.values())
-        if means:
-            _add_interval(numbers, metric, means)
-
-    for metric, values in values_at_k(by_task, tasks, vote).items():
-        numbers[metric] = mean(values.values())
-        if not metric.startswith("pass"):  # results/runs.csv has the others only
-            _add_interval(numbers, metric, values)
+    for metric, value_of_task in (values | values_at_k(by_task)).items():
+        numbers[metric] = mean(value_of_task.values())
+        if value_of_task and not metric.startswith("pass"):  # results/runs.csv has the others only
+            numbers[f"{metric}_interval"] = bootstrap(list(value_of_task.values()))
+            numbers["task_means"][metric] = value_of_task
     return numbers | count_rows(results, tasks)
 
 
-def _add_interval(numbers: dict, metric: str, values: dict[int, float]) -> None:
-    """Adds a metric's interval over tasks and its value of each task to the numbers."""
-    interval = f"{metric}_interval"
-    if metric == "accuracy":
-        interval = "interval"
-    numbers[interval] = bootstrap(list(values.values()))
-    numbers["task_means"][metric] = values
-
-
-def values_at_k(
-    by_task: dict[int, list[dict]], tasks: list[dict], vote: Vote | None
-) -> dict[str, dict[int, float]]:
+def values_at_k(by_task: dict[int, list[dict]]) -> dict[str, dict[int, float]]:
     """Returns each task's pass@k, maj@k and best@k, for k 10, 100 and the samples that all tasks have.
 
     Args:
-        by_task: results of each task, by its position in `tasks`.
-        vote: without it there is no maj@k.
-
-    best@k is for results with a `reward`; one that has none never wins against one that has.
+        by_task: results of each task, by its position in the data. maj@k is for results with an `answer`, which
+            are equal if the check takes them for one; best@k for results with a `reward`. One that has none never
+            wins against one that has.
     """
-    has_rewards = any("reward" in result for result in chain(*by_task.values()))
+    results = [result for samples in by_task.values() for result in samples]
+    has_answers = any("answer" in result for result in results)
+    has_rewards = any("reward" in result for result in results)
     fewest_samples = min(map(len, by_task.values()), default=0)
-    values = defaultdict(dict)  # {name: {task: value}}
+    values = defaultdict(dict)  # {metric: {task: value}}
     for k in sorted({10, 100, fewest_samples}):
         if not 1 < k <= fewest_samples:
             continue
-        for position, samples in by_task.items():
+        for task, samples in by_task.items():
             correct = [sample["correct"] for sample in samples]
-            values[f"pass@{k}"][position] = pass_at_k(len(samples), sum(correct), k)
-            if vote:
-                votes = [vote(tasks[position], sample) for sample in samples]
-                values[f"maj@{k}"][position] = majority_at_k(votes, correct, k)
+            values[f"pass@{k}"][task] = pass_at_k(len(samples), sum(correct), k)
+            if has_answers:
+                answers = [sample["answer"] for sample in samples]
+                values[f"maj@{k}"][task] = majority_at_k(answers, correct, k)
             if has_rewards:
                 rewards = [sample.get("reward", -math.inf) for sample in samples]
-                values[f"best@{k}"][position] = best_at_k(rewards, correct, k)
+                values[f"best@{k}"][task] = best_at_k(rewards, correct, k)
     return values
-
-
-def vote_as_read(task: dict, result: dict) -> Hashable | None:
-    """Returns the answer as the check has read it; answers that the check tells apart have different ones."""
-    return result["answer"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
@@ -85,10 +86,11 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
     texts = [task["instruction"], answer, task["output"]]
     if model_side(task["instruction"]) == "B":
         texts = [task["instruction"], task["output"], answer]
-    names = PLACEHOLDERS[protocol].needed
-    if protocol == "official":
-        return {"preference": dict(zip(names, texts))}
-    return {"judge_text": dict(zip(names, (shorten(text, WORDS_KEPT) for text in texts)))}
+    field = "preference"
+    if protocol == "paper":
+        field = "judge_text"
+        texts = [shorten(text, WORDS_KEPT) for text in texts]
+    return {field: dict(zip(PLACEHOLDERS[protocol].needed, texts))}
 
 
 def parse_reply(text: str) -> str:
@@ -142,29 +144,28 @@ def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.n
     length_controlled_v1.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
+    from sklearn.metrics import log_loss
     from sklearn.model_selection import GroupKFold
 
     # scikit-learn takes hard labels only: a soft label y becomes a 1 with weight y and a 0 with weight 1 - y
-    twice_x = np.vstack([x, x])
-    twice_weight = np.r_[weight, weight]
-    soft_labels = np.r_[y, y]
-    hard_labels = np.repeat([1, 0], len(y))
-    shares = np.r_[y, 1 - y]
+    x = np.vstack([x, x])
+    labels = np.repeat([1, 0], len(y))
+    weights = np.r_[y, 1 - y] * np.r_[weight, weight]
 
     def fit(c: float, rows):
         model = LogisticRegression(C=c, l1_ratio=1, solver="liblinear", fit_intercept=False, random_state=123)
-        return model.fit(twice_x[rows], hard_labels[rows], sample_weight=(shares * twice_weight)[rows])
-
-    def loss(c: float, train, test) -> float:
-        p = fit(c, train).predict_proba(twice_x[test])[:, 1].clip(1e-15, 1 - 1e-15)
-        log_likelihood = soft_labels[test] * np.log(p) + (1 - soft_labels[test]) * np.log(1 - p)
-        return -np.mean(twice_weight[test] * log_likelihood)
+        return model.fit(x[rows], labels[rows], sample_weight=weights[rows])
 
     groups = np.tile(np.arange(len(y)), 2)  # the two rows of a label stay in one fold
-    folds = list(GroupKFold(5).split(twice_x, hard_labels, groups))
-    grid = np.logspace(-4, 4, 10)
-    mean_losses = [np.mean([loss(c, train, test) for train, test in folds]) for c in grid]
-    best = grid[np.argmin(mean_losses)]
+    folds = list(GroupKFold(5).split(x, labels, groups))
+    losses = {}  # by C, the sum over folds
+    for c in np.logspace(-4, 4, 10):
+        losses[c] = 0.0
+        for train, test in folds:
+            p = fit(c, train).predict_proba(x[test])
+            loss = log_loss(labels[test], p, normalize=False, sample_weight=weights[test])
+            losses[c] += loss / len(test)
+    best = min(losses, key=losses.get)
     return fit(best, slice(None)).coef_[0]
 
 
@@ -173,11 +174,7 @@ def win_rate_at_equal_length(weights: np.ndarray, difficulty: np.ndarray) -> flo
 
     From the fit's weights (length, difficulty, model) and the difficulties of the instructions (N,).
     """
-    return 100 * float(sigmoid(weights[1] * difficulty + weights[2]).mean())
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+    return 100 * float(expit(weights[1] * difficulty + weights[2]).mean())
 
 
 def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
@@ -190,7 +187,7 @@ def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
     is_model = np.repeat([1, 0], len(wins))  # every row is used twice, once from either side
     x = np.c_[is_model, 1 - is_model, np.r_[delta_words, -delta_words]]
     fit = LogisticRegression(max_iter=1000).fit(x, np.r_[wins, 1 - wins])
-    return 100 * float(sigmoid(fit.intercept_[0] + fit.coef_[0, 0]))
+    return 100 * float(expit(fit.intercept_[0] + fit.coef_[0, 0]))
 
 
 def paper_interval(wins: np.ndarray, delta_words: np.ndarray) -> list[float]:
@@ -231,9 +228,9 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             result["preference"] = row_preference(row, f"{source}:{result['line']}")
         except ValueError as error:
             result.setdefault("invalid", str(error))
-        reference = row.get("output_1") or tasks[result["task"]]["output"]
+        reference = tasks[result["task"]]["output"]
         answer = row["output_2"] or ""
-        delta_chars.append((row.get("len_output_1_chars") or len(reference)) - len(answer))
+        delta_chars.append(len(reference) - len(answer))
         delta_words.append(len(answer.split()) - len(reference.split()))
 
     y = np.array([result.get("preference", np.nan) for result in results]) - 1  # 1: the model wins
@@ -255,7 +252,6 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         "win_rate_paper": 100 * float(wins.mean()),
         "lc_win_rate_paper": paper_length_control(wins, np.array(delta_words)),
         "lc_win_rate_paper_interval": paper_interval(wins, np.array(delta_words)),
-        "glm_weights": dict(zip(("tanh_length", "instruction_difficulty", "model"), weights.tolist())),
         "avg_length": mean(len(row["output_2"] or "") for row in rows),
         **count_rows(results, tasks),
     }
@@ -269,13 +265,12 @@ def official_weights(
     `delta_chars`, `difficulty`, `y` (win, 0 to 1) and `valid` have one entry a row, (N,).
     """
     spread = delta_chars.std(ddof=1) or 1
-    x = np.c_[np.tanh(delta_chars / spread), difficulty, np.ones(len(y))]
-    x_gamed = np.c_[
-        np.tanh(gamed["std_delta_len"]), gamed["instruction_difficulty"], np.zeros(len(gamed))
-    ]  # 0: the model has no part in them
-    weight_gamed = np.full(len(gamed), 0.2 / 2)  # regularisation of 0.2, shared by two gamed baselines
+    x = np.c_[np.tanh(delta_chars / spread), difficulty, np.ones(len(y))][valid]
+    n_gamed = len(gamed)
+    x_gamed = np.c_[np.tanh(gamed["std_delta_len"]), gamed["instruction_difficulty"], np.zeros(n_gamed)]
+    weight_gamed = np.full(n_gamed, 0.2 / 2)  # regularisation of 0.2, shared by two gamed baselines
     return fit_length_control(
-        np.r_[x_gamed, x[valid]],
+        np.r_[x_gamed, x],
         np.r_[gamed["preference"], y[valid]],
-        np.r_[weight_gamed, np.ones(valid.sum())],
+        np.r_[weight_gamed, np.ones(len(x))],
     )

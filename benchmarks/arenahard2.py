@@ -2,9 +2,8 @@
 
 Rows may also have the official tool's `games` in place of the two verdicts. Scores are in percent.
 
-Scores are exact. The official tool prints the mean or median of 100 unseeded bootstrap fits: that is
-`..._bootstrap` here, with a seed. Its intervals, `..._interval`, go from 5 to 95 % and resample battles as if
-those of a prompt were independent, so they are narrow.
+Scores are exact, where the official tool prints the mean or median of 100 unseeded bootstrap fits. Its intervals,
+`..._interval`, go from 5 to 95 % and resample battles as if those of a prompt were independent, so they are narrow.
 
 One deviation: `score_style_controlled` is the win rate of answers in the style of the baseline's, where all
 differences of style are 0. The official tool first subtracts the mean difference over the battles of all models
@@ -25,7 +24,16 @@ import numpy as np
 from rlmt.data import read_rows
 from utils import fail
 from benchmarks.judge_template import Placeholders
-from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
+from benchmarks.scoring import (
+    bootstrap,
+    count_rows,
+    for_summary,
+    get_field,
+    load_sibling,
+    match_rows,
+    mean,
+    task_means,
+)
 from benchmarks.shared import said
 
 KEYS = ("uid",)
@@ -57,7 +65,7 @@ JUDGE_OPTIONS = {
 }
 # the names in the official template
 PLACEHOLDERS = dict.fromkeys(JUDGE_OPTIONS, Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B")))
-STYLE = ("token_len", "header_count", "list_count", "bold_count")
+MARKDOWN = ("header_count", "list_count", "bold_count")  # besides the length, what style control reads
 BASELINES = {  # the model whose answers the tested one's are compared with, by category
     "hard_prompt": "o3-mini-2025-01-31",
     "creative_writing": "gemini-2.0-flash-001",
@@ -88,11 +96,9 @@ def load_tasks(data: Path) -> list[dict]:
     tasks = load_sibling(data, "question.jsonl*", "uid", "category", "prompt")
     folder = data if data.is_dir() else data.parent
     baselines = {category: load_baseline(folder, model) for category, model in BASELINES.items()}
-    with_baselines = []
     for task in tasks:
-        answers = baselines.get(task["category"], {})
-        with_baselines.append(task | {"baseline": answers.get(task["uid"])})
-    return with_baselines
+        task["baseline"] = baselines.get(task["category"], {}).get(task["uid"])
+    return tasks
 
 
 def load_baseline(folder: Path, model: str) -> dict[str, dict]:
@@ -108,12 +114,6 @@ def load_baseline(folder: Path, model: str) -> dict[str, dict]:
 
 def check(tasks: list[dict], data: Path) -> None:
     """Exits with 2 if the baseline answered some prompts of a category, but not all of them."""
-    if not style(""):
-        print(
-            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
-            "style-controlled score",
-            file=sys.stderr,
-        )
     asked = {task["category"] for task in tasks}
     for task in load_tasks(data):
         if task["category"] in asked and not task["baseline"]:
@@ -163,13 +163,6 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
 # --- 3. style
 
 
-def token_len(answer: str) -> int:
-    """Returns the length that style control reads: tokens of o200k_base, which tiktoken downloads once."""
-    import tiktoken
-
-    return len(tiktoken.get_encoding("o200k_base").encode(answer, disallowed_special=()))
-
-
 def markdown_counts(answer: str) -> dict:
     """Counts the markdown that style control reads, outside of code blocks."""
     text = re.sub(r"```[^`]*```", "``````", answer)
@@ -185,11 +178,14 @@ def markdown_counts(answer: str) -> dict:
 
 
 def style(answer: str) -> dict:
-    """Counts what style control reads; {} if tiktoken's table cannot be had."""
+    """Counts what style control reads, tokens by o200k_base; {} if tiktoken cannot download that table, once."""
+    import tiktoken
+
     try:
-        return {"token_len": token_len(answer)} | markdown_counts(answer)
+        encoding = tiktoken.get_encoding("o200k_base")
     except OSError:  # requests' errors are of this kind
         return {}
+    return {"token_len": len(encoding.encode(answer, disallowed_special=()))} | markdown_counts(answer)
 
 
 def style_features(model: dict, baseline: dict) -> list[float]:
@@ -197,22 +193,14 @@ def style_features(model: dict, baseline: dict) -> list[float]:
 
     `model` and `baseline` are counts as `style` returns them.
     """
-    model_length, *model_counts = style_totals(model)
-    baseline_length, *baseline_counts = style_totals(baseline)
+    model_length = model["token_len"]
+    baseline_length = baseline["token_len"]
     features = [(model_length - baseline_length) / max(model_length + baseline_length, 1)]
-    model_densities = np.array(model_counts) / (model_length + 1)
-    baseline_densities = np.array(baseline_counts) / (baseline_length + 1)
-    differences = model_densities - baseline_densities
-    return [*features, *(differences / (model_densities + baseline_densities + 1))]
-
-
-def style_totals(counts: dict) -> list[int]:
-    """Returns the four counts of STYLE, summed over their kinds."""
-    totals = []
-    for name in STYLE:
-        value = counts[name]
-        totals.append(sum(value.values()) if isinstance(value, dict) else value)
-    return totals
+    for name in MARKDOWN:
+        model_density = sum(model[name].values()) / (model_length + 1)
+        baseline_density = sum(baseline[name].values()) / (baseline_length + 1)
+        features.append((model_density - baseline_density) / (model_density + baseline_density + 1))
+    return features
 
 
 # --- 4. scores
@@ -277,7 +265,6 @@ def category_scores(results: list[dict]) -> dict:
     numbers |= {
         "score": 100 * mean(outcomes),
         "score_interval": np.percentile(means, [5, 95]).tolist(),
-        "score_bootstrap": mean(means),
     }
     if None not in styles:
         features = scale_features(np.array(styles))
@@ -285,7 +272,6 @@ def category_scores(results: list[dict]) -> dict:
         numbers |= {
             "score_style_controlled": bradley_terry(features, outcomes),
             "score_style_controlled_interval": np.percentile(refits, [5, 95]).tolist(),
-            "score_style_controlled_bootstrap": float(np.median(refits)),
         }
     return numbers
 
@@ -305,17 +291,13 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     the plain keys.
     """
     tasks = load_tasks(data)
-    if len({row.get("model") for row in rows}) > 1:
-        fail(f"{source}: rows of several models; score one at a time")
-
     results = match_rows(rows, tasks, KEYS, source)
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
-        baseline = row.get("baseline_metadata") or (task["baseline"] or {}).get("metadata")
         result["category"] = task["category"]
         result["style"] = None
-        if row.get("model_metadata") and baseline:
-            result["style"] = style_features(row["model_metadata"], baseline)
+        if row.get("model_metadata") and task["baseline"]:
+            result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
                 result[game] = parse_reply(text or "")
@@ -335,9 +317,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             )
         # prompts of another category are not missing
         counted_tasks = [task if task["category"] == category else {"excluded": "category"} for task in tasks]
-        counts = count_rows(of_category, counted_tasks)
-        del counts["rows"]
-        scores[category] = category_scores(of_category) | {"n_without_style": n_without_style} | counts
+        scores[category] = category_scores(of_category) | for_summary(count_rows(of_category, counted_tasks))
 
     first, *others = sorted(scores, key=lambda category: (category != "hard_prompt", category))
     numbers = {"category": first} | scores[first]

@@ -11,7 +11,6 @@ criterion was cut off before its end: it is invalid here, and counted as `n_inco
 
 import re
 from collections import defaultdict
-from itertools import islice
 from pathlib import Path
 
 from benchmarks.judge_template import Placeholders
@@ -107,10 +106,7 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 
 def first_words(text: str, n: int) -> str:
     """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was cut."""
-    last_word = next(islice(re.finditer(r"\S+", text), n - 1, None), None)
-    if last_word is None:
-        return text
-    return text[: last_word.end()]
+    return re.match(rf"(\s*\S+){{0,{n}}}", text)[0]
 
 
 def without_markdown(text: str) -> str:
@@ -119,28 +115,17 @@ def without_markdown(text: str) -> str:
     return re.sub(r"^[ \t]*[-*+•][ \t]+", "", text, flags=re.MULTILINE)
 
 
-def parse_marks(text: str) -> dict[str, float]:
-    """Returns marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
+def parse_reply(text: str) -> dict[str, float]:
+    """Returns a judge's marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
     The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left.
     """
+    text = without_markdown(text)
     found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)
     found += re.findall(rf"(.*?):\s*\[{NUMBER}\]", text)
     marks = {name.strip(): float(mark) for name, mark in found if float(mark) <= HIGHEST_MARK}
     if not marks:
         raise ValueError(f"no `name: number` in {text[-80:]!r}")
-    return marks
-
-
-def parse_reply(text: str, criteria: list[str]) -> dict[str, float]:
-    """Returns the marks in a judge's reply. Raises ValueError if there are none, or not one of the last criterion.
-
-    A judge may leave out a criterion that does not apply, as that of dialogue in a piece without any.
-    """
-    marks = parse_marks(without_markdown(text))
-    if criteria[-1] not in marks:
-        n_known = len(marks.keys() & set(criteria))
-        raise ValueError(f"incomplete: {n_known} of {len(criteria)} marks, and none of {criteria[-1]!r}")
     return marks
 
 
@@ -156,7 +141,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
 # --- 3. scores
 
 
-def mark_values(marks: dict[str, float], negative: set[str]) -> list[float]:
+def mark_values(marks: dict[str, float], negative: list[str]) -> list[float]:
     """Returns marks as values from 0 to 20, higher is better. Raises ValueError if none is left.
 
     A mark below 0 where lower is better would be worth over 20, and is dropped.
@@ -191,28 +176,28 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     results = match_rows(rows, tasks, KEYS, source)
 
     values_of_iteration = defaultdict(list)
+    scores = []
+    titles = []  # of the prompts; one for each score
     paper_scores = []
     for row, result in zip(rows, results):
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
         paper_scores.append(0.0)
         try:
-            values = mark_values(parse_marks(without_markdown(text)), set(negative))
-            paper_scores[-1] = 5 * mean(values)
-            marks = parse_reply(text, criteria)
+            marks = parse_reply(text)
+            values = mark_values(marks, negative)
         except ValueError as error:
             result.setdefault("invalid", str(error))
             continue
-        result["score"] = 5 * mean(values)
-        result["shown"] = shown(values)
-        result["marks"] = marks
+        paper_scores[-1] = 5 * mean(values)
+        # a judge may leave out another criterion that does not apply, as that of dialogue in a piece without any
+        if criteria[-1] not in marks:
+            result["invalid"] = f"incomplete: no mark of {criteria[-1]!r}"
+            continue
+        result |= {"score": 5 * mean(values), "shown": shown(values), "marks": marks}
         values_of_iteration[row["iteration"]] += values
+        scores.append(result["score"])
+        titles.append(row["title"])
 
-    scores = []
-    titles = []  # of the prompts; one for each score
-    for row, result in zip(rows, results):
-        if "score" in result:
-            scores.append(result["score"])
-            titles.append(row["title"])
     all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),

@@ -151,7 +151,7 @@ def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str]
         numbers[f"instruction_{rule}"] = mean(instructions_met)
         numbers["n_instructions"] = len(instructions_met)
         if rule == "strict" and all_met:
-            numbers["interval"] = bootstrap(all_met)
+            numbers["prompt_strict_interval"] = bootstrap(all_met)
             tasks_met = task_means(all_met, [result["task"] for result in checked])
             numbers["task_means"] = {"prompt_strict": tasks_met}
     return numbers | count_rows(results, tasks)

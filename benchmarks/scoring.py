@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlmt.data import is_hub_name, no_such_file, read_hub, read_rows
+from rlmt.data import read_rows, read_source
 from utils import fail
 
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -33,19 +33,14 @@ def load(data: Path, pattern: str, *fields: str) -> list:
     hub. Exits with 2 if no file matches, if several do, or if a field is missing.
     """
     if data.exists():
-        source = find_file(data, pattern)
-        tasks = read_file(source)
-    elif is_hub_name(str(data)):
-        source = data
-        hub_name, _, configuration = str(data).partition(":")
-        numbered_tasks = read_hub(hub_name, configuration or None, None, None, "--data")
-        tasks = [task for _, task in numbered_tasks]
+        data = find_file(data, pattern)
+        tasks = read_file(data)
     else:
-        fail(f"--data {data}: {no_such_file(str(data))}")
+        tasks = [task for _, task in read_source(str(data), "--data", split="")]
 
     for number, task in enumerate(tasks, 1):
         for name in fields:
-            get_field(task, f"{source}, row {number}", name, kind=object)
+            get_field(task, f"{data}, row {number}", name, kind=object)
     return tasks
 
 
@@ -69,23 +64,22 @@ def find_file(data: Path, pattern: str) -> Path:
 
 
 def read_file(path: Path) -> list:
-    """Reads .csv, .tsv, .json, .txt or .jsonl (each also .gz), or .parquet. A JSON object's values are rows."""
-    suffix = path.name.removesuffix(".gz").rpartition(".")[2]
-    if suffix in SEPARATORS:
-        return pd.read_csv(path, sep=SEPARATORS[suffix]).to_dict("records")
-    if suffix not in ("json", "txt"):
+    """Reads .csv, .tsv, .json (each also .gz), .txt, .jsonl or .parquet. A JSON object's values are rows."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind in SEPARATORS:
+        return pd.read_csv(path, sep=SEPARATORS[kind]).to_dict("records")
+    if kind == "txt":
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+    if kind != "json":
         return read_rows(path, make_ids=False)
 
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "rt", encoding="utf-8") as file:
-        text = file.read()
-    if suffix == "txt":
-        lines = [line.strip() for line in text.split("\n")]
-        return [line for line in lines if line]
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        fail(f"{path}: not JSON ({error})")
+        try:
+            content = json.load(file)
+        except ValueError as error:
+            fail(f"{path}: not JSON ({error})")
     if isinstance(content, dict):
         content = list(content.values())
     return content
@@ -123,12 +117,13 @@ def match_rows(
     results = []
     first_lines = {}
     for line, row in enumerate(rows, 1):
-        found = find_tasks(row, tasks, positions)
+        given = {key: str(row[key]) for key in keys if key in row}
+        found = next((positions[pair] for pair in given.items() if pair in positions), [])
         if len(found) != 1:
-            given = [f"{key} {str(row[key])[:40]!r}" for key in keys if key in row]
+            named = ", ".join(f"{key} {value[:40]!r}" for key, value in given.items())
             number = "several tasks" if found else "no task"
             fail(
-                f"{source}:{line}: {', '.join(given) or 'the row'} fits {number} of the data; "
+                f"{source}:{line}: {named or 'the row'} fits {number} of the data; "
                 f"a task is found by its {' or '.join(keys)}"
             )
         position = found[0]
@@ -142,47 +137,20 @@ def match_rows(
     return results
 
 
-def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
-    """Maps each key, and each value of it as text, to the positions of the tasks that have it."""
-    positions = {}
-    for key in keys:
-        by_value = positions[key] = defaultdict(list)
-        for position, task in enumerate(tasks):
-            if key in task:
-                by_value[str(task[key])].append(position)
-            elif key in POSITION_KEYS:
-                by_value[str(position)].append(position)
+def index_tasks(tasks: list[dict], keys: tuple[str, ...]) -> dict[tuple[str, str], list[int]]:
+    """Maps each key and value, as text, to the positions of the tasks that have it."""
+    positions = defaultdict(list)
+    for position, task in enumerate(tasks):
+        for key in keys:
+            if key in task or key in POSITION_KEYS:
+                positions[key, str(task.get(key, position))].append(position)
     return positions
-
-
-def find_tasks(row: dict, tasks: list[dict], positions: dict[str, dict[str, list[int]]]) -> list[int]:
-    """Returns the positions of the tasks that a row may belong to, with the index of `index_tasks`."""
-    found = []
-    for key, by_value in positions.items():
-        if key in row and str(row[key]) in by_value:
-            found = by_value[str(row[key])]
-            break
-    if len(found) < 2:
-        return found
-
-    # Several tasks share this value: keep those that agree with the row in every other field that both have.
-    agreeing = []
-    for position in found:
-        task = tasks[position]
-        common = (row.keys() & task.keys()) - {"id"}
-        if all(row[name] == task[name] for name in common):
-            agreeing.append(position)
-    return agreeing
 
 
 def row_key(task: dict, position: int, keys: tuple[str, ...]) -> dict:
     """Returns the field by which `match_rows` finds this task, at this position of the data."""
-    for key in keys:
-        if key in task:
-            return {key: task[key]}
-        if key in POSITION_KEYS:
-            return {key: position}
-    raise KeyError(f"a task without {' or '.join(keys)}")
+    key = next(key for key in keys if key in task or key in POSITION_KEYS)
+    return {key: task.get(key, position)}
 
 
 def check_rows(
@@ -202,12 +170,11 @@ def check_rows(
     """
     results = match_rows(rows, tasks, keys, source, several_samples)
     answered = []
-    answered_tasks = []
     texts = []
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         text = get_field(row, f"{source}:{result['line']}", *text_fields)
-        if isinstance(row.get("reward"), int | float):
+        if row.get("reward") is not None:
             result["reward"] = row["reward"]
         if "excluded" in task:
             result["excluded"] = task["excluded"]
@@ -215,9 +182,9 @@ def check_rows(
             result["invalid"] = "no response"
         else:
             answered.append(result)
-            answered_tasks.append(task)
             texts.append(text)
 
+    answered_tasks = [tasks[result["task"]] for result in answered]
     for result, verdict in zip(answered, apply(check, answered_tasks, texts)):
         result |= verdict
     return results
@@ -230,22 +197,19 @@ def count_rows(results: list[dict], tasks: list[dict]) -> dict:
     is n - n_invalid; n_unparsed: those without a readable answer, which are wrong. n_missing: tasks that count and
     have no row; n_excluded: rows of tasks that do not count.
     """
-    counts = dict.fromkeys(("n", "n_invalid", "n_missing", "n_excluded", "n_unparsed"), 0)
-    answered = set()
-    for result in results:
-        answered.add(result["task"])
-        if "excluded" in result:
-            counts["n_excluded"] += 1
-            continue
-        counts["n"] += 1
-        if "invalid" in result:
-            counts["n_invalid"] += 1
-        if "answer" in result and result["answer"] is None:
-            counts["n_unparsed"] += 1
+    counted = [result for result in results if "excluded" not in result]
+    answered = {result["task"] for result in results}
+    n_missing = 0
     for position, task in enumerate(tasks):
-        if "excluded" not in task and position not in answered:
-            counts["n_missing"] += 1
-    return counts | {"rows": results}
+        n_missing += "excluded" not in task and position not in answered
+    return {
+        "n": len(counted),
+        "n_invalid": sum("invalid" in result for result in counted),
+        "n_missing": n_missing,
+        "n_excluded": len(results) - len(counted),
+        "n_unparsed": sum(result.get("answer", "") is None for result in counted),
+        "rows": results,
+    }
 
 
 def mean(values: Iterable) -> float | None:
@@ -348,8 +312,9 @@ TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
 
 
 def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str, interval: str = "") -> dict:
-    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval, if it has one."""
-    low, high = numbers.get(interval) or (None, None)
+    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval, METRIC_interval
+    if it is empty."""
+    low, high = numbers.get(interval or f"{metric}_interval") or (None, None)
     return {
         "model": getattr(args, "model", ""),
         "benchmark": benchmark,
@@ -364,6 +329,16 @@ def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str
         "judge": args.judge,
         "fingerprint": fingerprint,
     }
+
+
+def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
+    """Moves the metrics to `withheld` if a larger share of the rows than --max-invalid is invalid.
+
+    Those of the paper's rule too: they have a value for an invalid row, which is not the judge's verdict.
+    """
+    if numbers["n_invalid"] > max_invalid * numbers["n"]:
+        numbers["withheld"] = {metric: numbers[metric] for metric in metrics}
+        numbers |= dict.fromkeys(metrics)
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:

@@ -23,8 +23,6 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import (
     Endpoint,
     Reply,
-    FIRST_REQUESTS,
-    call_timeout,
     has_no_reply,
     resolve_url,
     try_endpoint,
@@ -206,7 +204,6 @@ def model_endpoint(args, run: Path) -> Endpoint:
         run / "model.jsonl",
         args.model_url,
         args.concurrency,
-        timeout=call_timeout(args.max_tokens),
         key_env=args.key_env,
     )
 
@@ -333,7 +330,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
             request["seed"] = args.seed * 1_000_003 + place  # as generate
         requests.append(request)
 
-    for first_reply in model.ask(requests[:FIRST_REQUESTS], name="generate"):
+    for first_reply in model.ask(requests[:5], name="generate"):
         check_plain(args, first_reply.text)  # before all are paid for
     replies = model.ask(requests, name="generate")
     refusals = []
@@ -402,17 +399,13 @@ def judge_request(args, messages: list[dict]) -> dict:
     }
 
 
-def judge_endpoint(args, run: Path, max_tokens: int = 0) -> Endpoint:
-    """Returns the client of a --judge behind an endpoint; exits with 2 if it cannot be asked, as without a key.
-
-    `max_tokens`: of the longest reply that it may give, for which a call waits.
-    """
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key."""
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
         args.concurrency,
-        timeout=call_timeout(max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -420,10 +413,10 @@ def judge_endpoint(args, run: Path, max_tokens: int = 0) -> Endpoint:
 
 
 @contextmanager
-def open_judge(args, run: Path, max_tokens: int) -> Iterator[Endpoint]:
+def open_judge(args, run: Path) -> Iterator[Endpoint]:
     """Gives the client of --judge; a server of a `local:` judge runs as long."""
     if not is_local(args.judge):
-        yield judge_endpoint(args, run, max_tokens)
+        yield judge_endpoint(args, run)
         return
     model = args.judge.removeprefix("local:")
     server = serve(
@@ -477,10 +470,9 @@ def ask_judge(
 
     # one token, whose log-probabilities are read, is no text
     has_text = all("logprobs" not in request for request in requests)
-    longest_reply = max(request["max_tokens"] for request in requests)
-    with open_judge(args, run, longest_reply) as judge:
+    with open_judge(args, run) as judge:
         print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-        replies = judge.ask(requests, read if has_text else str, attempts - 1, whole=has_text)
+        replies = judge.ask(requests, read if has_text else str, attempts - 1)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
 
@@ -581,18 +573,10 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
     """
     will_ask = not getattr(args, "generate_only", False)
     if requests and will_ask and is_behind_endpoint(args.judge):
-        judge = judge_endpoint(args, run, requests[0]["max_tokens"])
-        try_endpoint(judge, requests[0], "--judge")
+        try_endpoint(judge_endpoint(args, run), requests[0], "--judge", args.overwrite)
 
 
 # --- 5. results
-
-
-def withhold_headline(args, numbers: dict, headline: str) -> None:
-    """Moves the headline to `withheld` if a larger share of the rows than --max-invalid is invalid."""
-    if numbers["n_invalid"] > args.max_invalid * numbers["n"]:
-        numbers["withheld"] = numbers[headline]
-        numbers[headline] = None
 
 
 def write_scores(path: str, scores: dict) -> None:

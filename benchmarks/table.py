@@ -11,7 +11,7 @@ paper and the official tool. Scored rows, stored or generated, have these fields
     ifeval, ifbench   key or prompt, response
     popqa             id or question, response
     mmlu_redux        id (position in the data, from 0) or question, response
-    math500           unique_id or problem, response
+    math500           unique_id, problem or id, response
     zebralogic        id, response
     gsm8k             question, response
     humaneval         task_id, completion (or response: prose with a code block)
@@ -26,9 +26,9 @@ result is wrong and counted (`n_unparsed`). What cannot be scored at all (no res
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verified
-from benchmarks.judge_template import Placeholders
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,13 @@ class Benchmark:
     """(tasks to ask, data) -> None; exits with 2 if something is missing that `score` needs."""
     several_samples: bool = False
     """Whether a task takes several answers."""
-    # with a judge
-    judge_options: dict[str, dict] | None = None
-    """{protocol: fields of a request besides its messages}"""
-    judge_template: Callable[[dict, str], str] | None = None
-    """(task, protocol) -> our own instructions of the judge."""
-    judge_fields: Callable[[dict, str, Path, str], dict[str, dict]] | None = None
-    """(task, answer, data, protocol) -> what the judge is shown, by the field of the scored row that takes the reply."""
-    placeholders: dict[str, Placeholders] | None = None
-    """{protocol: what a template of the judge holds}"""
-    parse_reply: Callable | None = None
-    """Raises ValueError for a judge's reply that cannot be read."""
-    judged_fields: Callable[[dict, str, dict, str], dict] | None = None
-    """(task, answer, {field: Reply}, protocol) -> fields of the scored row."""
+    judge: ModuleType | None = None
+    """Module of a benchmark with a judge, which also has JUDGE_OPTIONS and PLACEHOLDERS (by protocol), `judge_template`,
+    `judge_fields`, `parse_reply` and `judged_fields`; benchmarks/alpacaeval2.py is an example."""
 
 
-def judged(module, *metrics: str) -> Benchmark:
-    """Returns a benchmark with a judge from its module, where everything has the name that it has here."""
+def judged(module: ModuleType, *metrics: str) -> Benchmark:
+    """Returns a benchmark with a judge from its module."""
     return Benchmark(
         keys=module.KEYS,
         prompt=module.PROMPT,
@@ -71,82 +61,76 @@ def judged(module, *metrics: str) -> Benchmark:
         score=module.score,
         metrics=metrics,
         check=getattr(module, "check", None),
-        judge_options=module.JUDGE_OPTIONS,
-        judge_template=module.judge_template,
-        judge_fields=module.judge_fields,
-        placeholders=module.PLACEHOLDERS,
-        parse_reply=module.parse_reply,
-        judged_fields=module.judged_fields,
+        judge=module,
     )
+
+
+def with_instructions(score: Callable, check: Callable) -> Benchmark:
+    """Returns IFEval or IFBench, by its `score` and `check`."""
+    return Benchmark(
+        keys=ifeval.KEYS,
+        prompt="{prompt}",
+        load_tasks=ifeval.load_tasks,
+        score=score,
+        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+        check=check,
+    )
+
+
+def checked(
+    keys: tuple[str, ...],
+    prompt: str,
+    load_tasks: Callable,
+    check_answer: Callable[[dict, str], dict],
+    *more_metrics: str,
+    score: Callable = verified.score,
+    check: Callable | None = None,
+) -> Benchmark:
+    """Returns a benchmark whose answers a rule checks: `check_answer(task, text)`."""
+
+    def score_rows(rows: list[dict], data: Path, source: str) -> dict:
+        return score(rows, load_tasks(data), keys, source, check_answer)
+
+    metrics = ("accuracy", *more_metrics)
+    return Benchmark(keys, prompt, load_tasks, score_rows, metrics, check, several_samples=True)
 
 
 BENCHMARKS = {
     "alpacaeval2": judged(alpacaeval2, "lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
     "arenahard2": judged(arenahard2, "score_style_controlled", "score", "score_paper"),
     "creativewriting3": judged(creativewriting3, "overall", "overall_paper"),
-    "ifbench": Benchmark(
-        keys=ifeval.KEYS,
-        prompt="{prompt}",
-        load_tasks=ifeval.load_tasks,
-        score=ifeval.score_ifbench,
-        check=ifeval.check_ifbench,
-        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+    "ifbench": with_instructions(ifeval.score_ifbench, ifeval.check_ifbench),
+    "ifeval": with_instructions(ifeval.score_ifeval, ifeval.check_ifeval),
+    "popqa": checked(
+        ("id", "question"),
+        verified.POPQA_PROMPT,
+        verified.load_popqa,
+        verified.popqa_check,
+        "accuracy_paper",
     ),
-    "ifeval": Benchmark(
-        keys=ifeval.KEYS,
-        prompt="{prompt}",
-        load_tasks=ifeval.load_tasks,
-        score=ifeval.score_ifeval,
-        check=ifeval.check_ifeval,
-        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+    "mmlu_redux": checked(
+        ("id", "index", "question"),
+        verified.MMLU_REDUX_PROMPT,
+        verified.load_mmlu_redux,
+        verified.mmlu_redux_check,
     ),
-    "popqa": Benchmark(
-        keys=verified.POPQA_KEYS,
-        prompt=verified.POPQA_PROMPT,
-        load_tasks=verified.load_popqa,
-        score=verified.score_popqa,
-        metrics=("accuracy", "accuracy_paper"),
-        several_samples=True,
+    "math500": checked(
+        ("unique_id", "problem", "id"),
+        verified.MATH500_PROMPT,
+        verified.load_math500,
+        verified.math500_check,
+        "accuracy_math_verify",
     ),
-    "mmlu_redux": Benchmark(
-        keys=verified.MMLU_REDUX_KEYS,
-        prompt=verified.MMLU_REDUX_PROMPT,
-        load_tasks=verified.load_mmlu_redux,
-        score=verified.score_mmlu_redux,
-        metrics=("accuracy",),
-        several_samples=True,
+    "zebralogic": checked(
+        ("id",), verified.ZEBRALOGIC_PROMPT, verified.load_zebralogic, verified.zebralogic_check
     ),
-    "math500": Benchmark(
-        keys=verified.MATH500_KEYS,
-        prompt=verified.MATH500_PROMPT,
-        load_tasks=verified.load_math500,
-        score=verified.score_math500,
-        metrics=("accuracy", "accuracy_math_verify"),
-        several_samples=True,
-    ),
-    "zebralogic": Benchmark(
-        keys=verified.ZEBRALOGIC_KEYS,
-        prompt=verified.ZEBRALOGIC_PROMPT,
-        load_tasks=verified.load_zebralogic,
-        score=verified.score_zebralogic,
-        metrics=("accuracy",),
-        several_samples=True,
-    ),
-    "gsm8k": Benchmark(
-        keys=verified.GSM8K_KEYS,
-        prompt=verified.GSM8K_PROMPT,
-        load_tasks=verified.load_gsm8k,
-        score=verified.score_gsm8k,
-        metrics=("accuracy",),
-        several_samples=True,
-    ),
-    "humaneval": Benchmark(
-        keys=verified.HUMANEVAL_KEYS,
-        prompt=verified.HUMANEVAL_PROMPT,
-        load_tasks=verified.load_humaneval,
+    "gsm8k": checked(("question", "id"), verified.GSM8K_PROMPT, verified.load_gsm8k, verified.gsm8k_check),
+    "humaneval": checked(
+        ("task_id",),
+        verified.HUMANEVAL_PROMPT,
+        verified.load_humaneval,
+        verified.humaneval_check,
         score=verified.score_humaneval,
         check=verified.check_humaneval,
-        metrics=("accuracy",),
-        several_samples=True,
     ),
 }

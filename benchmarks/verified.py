@@ -1,9 +1,9 @@
 """Benchmarks whose answers are checked by a rule: PopQA, MMLU-Redux, MATH-500, GSM8K, ZebraLogic, HumanEval.
 
-Each has its prompt, `load_NAME(data)` for the tasks, `NAME_check(task, text)` for one answer, and
-`score_NAME(rows, data, source)`. All take several rows a task: `accuracy` is the mean over tasks of the mean
-over samples, as a fraction, with pass@k, maj@k and best@k next to it. An answer without a readable result is
-wrong, and counted as unparsed.
+Each has its prompt, `load_NAME(data)` for the tasks and `NAME_check(task, text)` for one answer. All take several
+rows a task: `accuracy` is the mean over tasks of the mean over samples, as a fraction, with pass@k, maj@k and best@k
+next to it. A check's `answer` is what it has read, in the spelling that it compares: equal answers are one vote of
+maj@k. An answer without a readable result (None) is wrong, and counted as unparsed.
 
 Where the paper's code and the official tool differ, the official value has the plain key, the paper's
 `..._paper`:
@@ -17,71 +17,51 @@ Where the paper's code and the official tool differ, the official value has the 
 """
 
 import json
-import math
 import os
 import re
-from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from utils import fail, or_fail
-from benchmarks.accuracy import accuracy, vote_as_read
-from benchmarks.scoring import check_rows, load, mean
+from benchmarks.accuracy import accuracy
+from benchmarks.scoring import check_rows, get_field, load
+
+
+def score(rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, check: Callable) -> dict:
+    """Returns the accuracies of rows with a `response`, by `check(task, response)`, and the counts."""
+    return accuracy(check_rows(rows, tasks, keys, source, check), tasks)
+
 
 # --- 1. PopQA
 
-POPQA_KEYS = ("id", "question")
 POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\n{question}"
 
 
 def load_popqa(data: Path) -> list[dict]:
-    """Loads the questions; exits with 2 if one has no list of accepted names."""
+    """Loads the questions with `answers`, the accepted names; the official file has `possible_answers` as JSON."""
     tasks = load(data, "*.*", "question")
     for number, task in enumerate(tasks, 1):
-        try:
-            accepted_names(task)
-        except ValueError as error:
-            fail(f"{data}, row {number}: {error}")
+        names = get_field(task, f"{data}, row {number}", "answers", "possible_answers", kind=(str, list))
+        if isinstance(names, str):
+            names = or_fail(json.loads, names)
+        task["answers"] = names
     return tasks
-
-
-def accepted_names(task: dict) -> list[str]:
-    """Returns the names that answer a question; raises ValueError if the task has no list of them."""
-    for field in ("answers", "possible_answers"):
-        names = task.get(field)
-        if not names:
-            continue
-        if isinstance(names, str):  # the official file has a JSON list in a column of text
-            try:
-                names = json.loads(names)
-            except ValueError as error:
-                raise ValueError(f"field {field} is not JSON ({error})") from error
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"field {field} is not a list of texts: {str(names)[:50]}")
-        return names
-    raise ValueError(f"no names in field answers or possible_answers (found {', '.join(task)})")
 
 
 def popqa_check(task: dict, response: str) -> dict:
     """Looks for an accepted name in the response: as it is written, in lower case or capitalised."""
     correct = False
     in_capitals = False
-    for name in accepted_names(task):
-        if not name.strip():
-            continue
-        correct |= name in response or name.lower() in response or name.capitalize() in response
-        in_capitals |= name.upper() in response
+    for name in task["answers"]:
+        if name.strip():
+            correct |= name in response or name.lower() in response or name.capitalize() in response
+            in_capitals |= name.upper() in response
     return {"correct": correct, "correct_paper": correct or in_capitals}
-
-
-def score_popqa(rows: list[dict], data: Path, source: str) -> dict:
-    tasks = load_popqa(data)
-    return accuracy(check_rows(rows, tasks, POPQA_KEYS, source, popqa_check), tasks)
 
 
 # --- 2. MMLU-Redux
 
-MMLU_REDUX_KEYS = ("id", "index", "question")
 MMLU_REDUX_PROMPT = (
     "Choose the right option.\n\n{question}\n\nA. {choices[0]}\nB. {choices[1]}\nC. {choices[2]}\n"
     "D. {choices[3]}\n\nReason as long as you need. Then write `Answer:` and, in upper case, only the right option's letter."
@@ -104,22 +84,15 @@ def load_mmlu_redux(data: Path) -> list[dict]:
 def mmlu_redux_check(task: dict, response: str) -> dict:
     """Reads the first upper-case letter between the first `Answer:` (else `answer:`) and the next one."""
     marker = "Answer:" if "Answer:" in response else "answer:"
-    parts = response.split(marker)
-    capitals = re.sub("[^A-Z]", "", parts[1]) if len(parts) > 1 else ""
-    letter = capitals[:1]
+    after_first = response.partition(marker)[2]
+    between = after_first.partition(marker)[0]
+    letter = re.sub("[^A-Z]", "", between)[:1]
     answer = letter if letter in ("A", "B", "C", "D") else None
     return {"correct": letter == "ABCD"[task["truth"]], "answer": answer}
 
 
-def score_mmlu_redux(rows: list[dict], data: Path, source: str) -> dict:
-    tasks = load_mmlu_redux(data)
-    results = check_rows(rows, tasks, MMLU_REDUX_KEYS, source, mmlu_redux_check)
-    return accuracy(results, tasks, vote_as_read)
-
-
 # --- 3. MATH-500
 
-MATH500_KEYS = ("unique_id", "problem", "id")
 MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
 
 # Spellings that the MATH comparison takes for one, replaced in this order.
@@ -141,6 +114,22 @@ def load_math500(data: Path) -> list[dict]:
     return load(data, "test.json*", "problem", "answer")
 
 
+def top_level_braces(text: str) -> list[str]:
+    """Lists every complete {...} that is in no other. Braces are counted even inside strings, as in the paper's code."""
+    found = []
+    depth = 0
+    for match in re.finditer("[{}]", text):
+        if match[0] == "{":
+            depth += 1
+            if depth == 1:
+                start = match.start()
+        elif depth > 0:
+            depth -= 1
+            if depth == 0:
+                found.append(text[start : match.end()])
+    return found
+
+
 def last_boxed(text: str) -> str | None:
     r"""Returns the content of the last \boxed{...}; None if nothing is boxed, or the last box is not closed.
 
@@ -153,28 +142,22 @@ def last_boxed(text: str) -> str | None:
     _, box, after_box = text.rpartition("\\boxed")
     if not box or not after_box.startswith("{"):
         return None
-    depth = 0
-    for position, character in enumerate(after_box):
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-        if depth == 0:
-            return after_box[1:position]
-    return None
+    groups = top_level_braces(after_box)
+    return groups[0][1:-1] if groups else None
 
 
 def normalise_math(text: str) -> str:
     """Returns an answer in the spelling that the paper's code compares, after Hendrycks et al. (MATH).
 
-    Raises ValueError for an answer with two units.
+    One with two units stays as it is.
     """
+    written = text
     for old, new in MATH_SPELLINGS:
         text = text.replace(old, new)
 
     text, *units = text.split("\\text{ ")  # a unit is cut off
     if len(units) > 1:
-        raise ValueError("more than one unit")
+        return written
     text = text.replace("\\%", "")
 
     # numbers begin with a digit; `x=` goes
@@ -199,41 +182,21 @@ def math500_check(task: dict, response: str) -> dict:
     """Compares the boxed answer with the reference: as normalised strings, and as math-verify expressions."""
     import math_verify
 
-    answer = last_boxed(response)
-    truth = task["answer"]
-    if answer is None:
+    boxed = last_boxed(response)
+    if boxed is None:
         return {"correct": False, "correct_math_verify": False, "answer": None}
-    try:
-        correct = normalise_math(answer) == normalise_math(truth)
-    except ValueError:
-        correct = answer == truth
+    truth = task["answer"]
+    answer = normalise_math(boxed)
+    correct = answer == normalise_math(truth)
     equal = correct
     if not correct:
-        expressions = [math_verify.parse(f"\\boxed{{{side}}}") for side in (truth, answer)]
+        expressions = [math_verify.parse(f"\\boxed{{{side}}}") for side in (truth, boxed)]
         equal = math_verify.verify(*expressions)
     return {"correct": correct, "correct_math_verify": equal, "answer": answer}
 
 
-def score_math500(rows: list[dict], data: Path, source: str) -> dict:
-    tasks = load_math500(data)
-    results = check_rows(rows, tasks, MATH500_KEYS, source, math500_check)
-    return accuracy(results, tasks, math500_vote)
-
-
-def math500_vote(task: dict, result: dict) -> str | None:
-    """Returns the normalised answer, as `correct` compares it; None without one."""
-    answer = result["answer"]
-    if answer is None:
-        return None
-    try:
-        return normalise_math(answer)
-    except ValueError:
-        return answer
-
-
 # --- 4. GSM8K
 
-GSM8K_KEYS = ("question", "id")
 GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds only #### and the final number."
 
 
@@ -254,15 +217,8 @@ def gsm8k_check(task: dict, response: str) -> dict:
     return {"correct": answer == final_number(task["answer"]), "answer": answer}
 
 
-def score_gsm8k(rows: list[dict], data: Path, source: str) -> dict:
-    tasks = load_gsm8k(data)
-    results = check_rows(rows, tasks, GSM8K_KEYS, source, gsm8k_check)
-    return accuracy(results, tasks, vote_as_read)
-
-
 # --- 5. ZebraLogic
 
-ZEBRALOGIC_KEYS = ("id",)
 ZEBRALOGIC_PROMPT = """Solve a logic puzzle, as in this example.
 
 There are 2 houses, numbered 1 to 2 from left to right. In each lives another person, with another name (Arnold, Eric) and \
@@ -285,8 +241,7 @@ def load_zebralogic(data: Path) -> list[dict]:
     cells = set()
     for task in tasks:
         task["template"] = zebralogic_template(task["solution"])
-        for row in task["solution"]["rows"]:
-            cells.update(row[1:])
+        cells.update(zebralogic_truth(task["solution"]))
     if cells <= {HIDDEN}:
         fail(
             f"{data}: the solutions are masked ({HIDDEN}); the hub gives the full file on request, see data/README.md"
@@ -303,23 +258,17 @@ def zebralogic_template(solution: dict) -> str:
     return json.dumps({"reasoning": HIDDEN, "solution": houses})
 
 
-def last_json_object(text: str) -> dict | None:
-    """Returns the last complete {...} at top level, without its line breaks; None if that is not JSON.
+def zebralogic_truth(solution: dict) -> list[str]:
+    """Lists the right cells, house by house, stripped and in lower case."""
+    cells = []
+    for row in solution["rows"]:
+        cells += [cell.lower().strip() for cell in row[1:]]
+    return cells
 
-    Braces are counted even inside strings, as in the paper's code.
-    """
-    depth = 0
-    start = 0
-    last = ""
-    for position, character in enumerate(text):
-        if character == "{":
-            if depth == 0:
-                start = position
-            depth += 1
-        elif character == "}" and depth > 0:
-            depth -= 1
-            if depth == 0:
-                last = text[start : position + 1]
+
+def last_json_object(text: str) -> dict | None:
+    """Returns the last complete {...} at top level, without its line breaks; None if that is not JSON."""
+    last = "".join(top_level_braces(text)[-1:])
     try:
         return json.loads(last.replace("\n", "").replace("\r", ""))
     except (ValueError, RecursionError):
@@ -328,36 +277,19 @@ def last_json_object(text: str) -> dict | None:
 
 def zebralogic_check(task: dict, response: str) -> dict:
     """Compares every cell of the grid, stripped and in lower case; of a list, the first element counts."""
+    found = last_json_object(response) or {}
+    grid = found.get("solution")
+    if not isinstance(grid, dict):
+        return {"correct": False, "answer": None}
+
     attributes = task["solution"]["header"][1:]
-    true_rows = task["solution"]["rows"]
-    solution = (last_json_object(response) or {}).get("solution")
-    if not isinstance(solution, dict):
-        solution = None
-
-    true_cells = []
-    for true_row in true_rows:
-        true_cells += [truth.lower().strip() for truth in true_row[1:]]
-    n_cells = len(true_cells)
-    n_right = 0
-    for cell, truth in zip(zebralogic_cells(task, solution or {}), true_cells, strict=True):
-        n_right += cell == truth
-    return {
-        "correct": n_right == n_cells,
-        "right_cells": n_right,
-        "cells": n_cells,
-        "group": zebralogic_size(len(true_rows), len(attributes)),
-        "answer": solution,
-    }
-
-
-def zebralogic_cells(task: dict, solution: dict) -> list[str | None]:
-    """Returns the cells of a grid, house by house, stripped and in lower case; None for one that cannot be read."""
-    cells = []
+    truth = zebralogic_truth(task["solution"])
+    cells = []  # None: cannot be read
     for number in range(1, len(task["solution"]["rows"]) + 1):
-        house = solution.get(f"House {number}")
+        house = grid.get(f"House {number}")
         if not isinstance(house, dict):
             house = {}
-        for attribute in task["solution"]["header"][1:]:
+        for attribute in attributes:
             cell = house.get(attribute)
             if isinstance(cell, list) and cell:
                 cell = cell[0]
@@ -365,47 +297,11 @@ def zebralogic_cells(task: dict, solution: dict) -> list[str | None]:
                 cells.append(cell.lower().strip())
             else:
                 cells.append(None)
-    return cells
-
-
-def zebralogic_vote(task: dict, result: dict) -> tuple | None:
-    """Returns the cells of the grid; None without one."""
-    if result["answer"] is None:
-        return None
-    return tuple(zebralogic_cells(task, result["answer"]))
-
-
-def zebralogic_size(n_houses: int, n_attributes: int) -> str:
-    """Returns the name of a puzzle's size, by the number of possible grids."""
-    n_grids = math.factorial(n_houses) ** n_attributes
-    for name, limit in (("small", 1e3), ("medium", 1e6), ("large", 1e10)):
-        if n_grids < limit:
-            return name
-    return "x-large"
-
-
-def score_zebralogic(rows: list[dict], data: Path, source: str) -> dict:
-    """Scores whole grids (`accuracy`), single cells (`cell_accuracy`), and grids by size (`by_group`)."""
-    tasks = load_zebralogic(data)
-    results = check_rows(rows, tasks, ZEBRALOGIC_KEYS, source, zebralogic_check)
-    n_right = 0
-    n_cells = 0
-    by_size = defaultdict(list)
-    for result in results:
-        if "correct" in result:
-            n_right += result["right_cells"]
-            n_cells += result["cells"]
-            by_size[result["group"]].append(result["correct"])
-    return {
-        "cell_accuracy": n_right / n_cells if n_cells else None,
-        "by_group": {size: mean(correct) for size, correct in by_size.items()},
-        **accuracy(results, tasks, zebralogic_vote),
-    }
+    return {"correct": cells == truth, "answer": tuple(cells)}
 
 
 # --- 6. HumanEval
 
-HUMANEVAL_KEYS = ("task_id",)
 HUMANEVAL_PROMPT = (
     "Complete this Python function. Answer with the whole of it in one code block.\n\n```python\n{prompt}```"
 )
@@ -415,13 +311,15 @@ def load_humaneval(data: Path) -> list[dict]:
     return load(data, "HumanEval.jsonl*", "task_id", "prompt", "test", "entry_point")
 
 
-def completion(response: str, entry_point: str) -> str:
-    """Returns the last code block that defines the function, else the last block, else the whole response."""
-    blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", response, re.S) or [response]
+def program_of(text: str, entry_point: str) -> str:
+    """Returns the last code block that defines the function, else the last block, else the text as it is."""
+    blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", text, re.S)
+    if not blocks:
+        return text
     for block in reversed(blocks):
         if f"def {entry_point}(" in block:
-            return "\n" + block
-    return "\n" + blocks[-1]
+            return block
+    return blocks[-1]
 
 
 def check_humaneval(tasks: list[dict], data: Path) -> None:
@@ -432,10 +330,11 @@ def check_humaneval(tasks: list[dict], data: Path) -> None:
 
 
 def humaneval_check(task: dict, text: str) -> dict:
-    """Runs the prompt, its completion and the test to their end in a sandbox."""
+    """Runs the prompt, its completion (of prose, the code block) and the test to their end in a sandbox."""
     from rewards import sandbox  # here, as rewards imports this package
 
-    result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
+    completion = program_of(text, task["entry_point"])
+    result = sandbox.run(f"{task['prompt']}\n{completion}\n{task['test']}\ncheck({task['entry_point']})")
     return {
         "correct": result.ok,
         "program_status": result.status,  # `status` is that of the generation
@@ -444,23 +343,12 @@ def humaneval_check(task: dict, text: str) -> dict:
     }
 
 
-def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
-    """Scores rows with a `completion`, or a `response` whose code block is taken; runs a program a CPU."""
-    tasks = load_humaneval(data)
-    entry_points = {task["task_id"]: task["entry_point"] for task in tasks}
-    for row in rows:
-        if "completion" not in row and isinstance(row.get("response"), str):
-            row["completion"] = completion(row["response"], entry_points.get(row.get("task_id"), ""))
-
+def score_humaneval(
+    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, check: Callable
+) -> dict:
+    """Scores rows with a `completion`, or a `response`; runs a program per CPU."""
+    fields = ("completion", "response")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = check_rows(
-            rows,
-            tasks,
-            HUMANEVAL_KEYS,
-            source,
-            humaneval_check,
-            text_fields=("completion", "response"),
-            apply=pool.map,
-        )
+        results = check_rows(rows, tasks, keys, source, check, text_fields=fields, apply=pool.map)
     isolation = {result.pop("isolation") for result in results if "isolation" in result}
     return {"isolation": sorted(isolation), **accuracy(results, tasks)}

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import CUT_MARK, bootstrap, mean, read_object, shorten, task_means
+from benchmarks.scoring import bootstrap, mean, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -96,42 +97,37 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
             if args.orders == "random":
                 sides = rng.choice("AB")
             for side in sides:
-                texts = [answer, reference]
-                if side == "B":
-                    texts.reverse()
+                first, second = (answer, reference) if side == "A" else (reference, answer)
                 pair = {
                     "reference": name,
                     "model_is": side,
                     "reference_len": len(reference),
                     "choice": None,
-                    "texts": dict(zip(("candidate_A", "candidate_B"), texts)),
+                    "texts": {"candidate_A": first, "candidate_B": second},
                 }
                 verdicts.append(common | pair)
     for verdict in verdicts:
-        verdict["skipped"] = why_skipped(verdict["texts"], args.mode, args.protocol)
+        verdict["skipped"] = ""
+        if args.protocol == "official":
+            verdict["skipped"] = why_skipped(verdict["texts"], args.mode)
     return verdicts
 
 
-def why_skipped(texts: dict[str, str], mode: str, protocol: str) -> str:
+def why_skipped(texts: dict[str, str], mode: str) -> str:
     """Returns why the official board leaves a verdict about these answers out: "empty", "cut", or "".
 
     It does so if an answer is empty, or was cut for the judge (leaderboard/data_dir/_create_tables.py).
     """
-    if protocol != "official":
-        return ""
     if not all(texts.values()):
         return "empty"
-    words = KEPT_WORDS[mode, protocol]
-    if any(shorten(text, words).endswith(CUT_MARK) for text in texts.values()):
+    if any(shorten(text, KEPT_WORDS[mode, "official"]) != text for text in texts.values()):
         return "cut"
     return ""
 
 
 def needs_judge(verdict: dict, mode: str) -> bool:
-    """Tells whether the judge is asked: not again, and not about a pair of answers that the board skips."""
-    if mode == "reward" and verdict["skipped"]:
-        return False
-    return verdict[VERDICT_KEYS[mode]] is None
+    """Tells whether the judge is asked: not about a pair of answers that the board skips."""
+    return mode == "score" or not verdict["skipped"]
 
 
 def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str) -> list[dict]:
@@ -167,7 +163,6 @@ def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dic
 # --- 2. what it replies
 
 CHOICES = {"A++": 1.0, "A+": 0.5, "A=B": 0.0, "B+": -0.5, "B++": -1.0}  # value for the writer of answer A
-OFFICIAL_EMPTY = "[This model response is empty.]"  # the official tool shows it to the judge
 VERDICT_KEYS = {"reward": "choice", "score": "score"}
 
 
@@ -191,69 +186,13 @@ def read_verdict(text: str, mode: str) -> str:
     return value
 
 
-def pair_value(
-    choice, model_is: str, output_len: int = 0, reference_len: int = 0, margin: int = -1
-) -> float | None:
-    """Returns what a choice is worth for the model, from -1 to 1; None unless it is exactly one of CHOICES.
-
-    With a `margin` from 0, a slight win or loss is a tie if the winner's answer is longer by more characters.
-    """
+def pair_value(choice, model_is: str) -> float | None:
+    """Returns what a choice is worth for the model, from -1 to 1; None unless it is exactly one of CHOICES."""
     if not isinstance(choice, str) or choice not in CHOICES or model_is not in ("A", "B"):
         return None
-    value = CHOICES[choice]
     if model_is == "B":
-        value = -value
-
-    winner_surplus = output_len - reference_len
-    if value < 0:
-        winner_surplus = -winner_surplus
-    if margin >= 0 and abs(value) == 0.5 and winner_surplus > margin:
-        return 0.0
-    return value
-
-
-def from_official_pair(row: dict, references: tuple[str, ...], where: str) -> dict:
-    """Returns a stored row of the official tool with the fields of a WB-Reward verdict.
-
-    It has the texts of two models by name under `model_outputs`, as the judge read them. As on the board, the
-    reference is the one whose name contains one of `references`. Raises ValueError if that is not just one.
-    """
-    outputs = row["model_outputs"]
-    names = [name for name in outputs if any(reference in name for reference in references)]
-    if len(outputs) != 2 or len(names) != 1:
-        raise ValueError(
-            f"{where}: --references {' '.join(references)} must name one of the two models in model_outputs: "
-            f"{', '.join(outputs)}"
-        )
-    reference = names[0]
-    model = next(name for name in outputs if name != reference)
-    lengths = {}
-    for name, text in outputs.items():
-        lengths[name] = 0 if text == OFFICIAL_EMPTY else len(text)
-    sides = {row.get("model_A"): "A", row.get("model_B"): "B"}
-    return {
-        "session_id": row["session_id"],
-        "model": model,
-        "reference": reference,
-        "choice": (row.get("parsed_result") or {}).get("choice"),
-        "model_is": sides.get(model),
-        "output_len": lengths[model],
-        "reference_len": lengths[reference],
-        "skipped": "cut" if any(text.endswith(CUT_MARK) for text in outputs.values()) else "",
-    }
-
-
-def from_official_mark(row: dict) -> dict:
-    """Returns the fields of a WB-Score verdict that a stored row lacks; some official files have a list of one text."""
-    text = row["model_output"]
-    if isinstance(text, list):
-        text = text[0]
-    official = row.get("parsed_result") or {}  # where the official files have the mark
-    return {
-        "score": row.get("score", official.get("score")),
-        "output_len": len(text.strip()),
-        "skipped": "cut" if text.endswith(CUT_MARK) else "",
-    }
+        return -CHOICES[choice]
+    return CHOICES[choice]
 
 
 def mark_value(mark) -> float | None:
@@ -282,16 +221,14 @@ GROUPS = {  # task group: its weight in the macro average, and the tags of its t
 }
 
 
-def scale(mean: float, mode: str) -> float:
-    """Returns WB-Reward (-100 to 100) from a mean value, or WB-Score (-80 to 100) from a mean mark."""
+def scale(value: float, mode: str) -> float:
+    """Returns a verdict's value on the scale of WB-Reward (-100 to 100), or a mark's on that of WB-Score (-80 to 100)."""
     if mode == "reward":
-        return 100 * mean
-    return 20 * (mean - 5)
+        return 100 * value
+    return 20 * (value - 5)
 
 
-def score_verdicts(
-    rows: list[dict], mode: str, protocol: str = "official", margin: int = -1, seed: int = 0
-) -> dict:
+def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed: int = 0) -> dict:
     """Returns `wb_reward` or `wb_score` of verdict rows, its interval over tasks, and counts.
 
     Args:
@@ -299,16 +236,17 @@ def score_verdicts(
         protocol: `official` leaves out verdicts that cannot be read, and skips rows as the board does: such a pair
             stays in the mean and is worth 0, such a mark counts; neither is in the task groups. `paper` gives
             verdicts that cannot be read the worst value, and skips none.
-        margin: see `pair_value`.
 
     Raises ValueError if no verdict can be read under `official`.
     """
     scored = []  # (row, value) of all verdicts that count
     judged = []  # those of them that the board does not skip
     n_invalid = 0
+    n_skipped = 0
     for row in rows:
         is_skipped = protocol == "official" and lacks_text(row, mode)
-        value = value_or_none(row, mode, margin)
+        n_skipped += is_skipped
+        value = mark_value(row["score"]) if mode == "score" else pair_value(row["choice"], row["model_is"])
         if is_skipped and mode == "reward":
             value = 0.0
         elif value is None:
@@ -322,21 +260,20 @@ def score_verdicts(
     if not scored:
         raise ValueError(f"none of {len(rows)} verdicts can be read")
 
-    values = [value for _, value in scored]
+    values = [scale(value, mode) for _, value in scored]
     tasks = [row["id"] for row, _ in scored]
     means = task_means(values, tasks)
-    low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
-        f"wb_{mode}": scale(mean(values), mode),
-        "interval": [scale(low, mode), scale(high, mode)],
-        "task_means": {f"wb_{mode}": {task: scale(value, mode) for task, value in means.items()}},
+        f"wb_{mode}": mean(values),
+        "interval": bootstrap(values, seed, tasks=tasks),
+        "task_means": {f"wb_{mode}": means},
         "n": len(rows),
         "n_invalid": n_invalid,
         "n_tasks": len(means),
         "length": mean(lengths) or 0.0,
         "n_empty": len(rows) - len(lengths),
-        "n_skipped": sum(protocol == "official" and lacks_text(row, mode) for row in rows),
+        "n_skipped": n_skipped,
         **score_groups(judged, mode),
     }
     if mode == "reward":
@@ -344,27 +281,15 @@ def score_verdicts(
         numbers |= {side: values_of_judged.count(value) for side, value in SIDES.items()}
         references = [row.get("reference") for row, _ in scored]
         if len(set(references)) > 1:  # the official mixture is the mean over references
-            by_reference = task_means(values, references)
-            numbers["references"] = {name: scale(value, mode) for name, value in sorted(by_reference.items())}
+            numbers["references"] = task_means(values, references)
             numbers["wb_reward"] = mean(numbers["references"].values())
     return numbers
 
 
 def lacks_text(row: dict, mode: str) -> bool:
     """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say lengths."""
-    if row.get("skipped"):
-        return True
-    lengths = [row["output_len"]]
-    if mode == "reward":
-        lengths.append(row["reference_len"])
-    return 0 in lengths
-
-
-def value_or_none(row: dict, mode: str, margin: int) -> float | None:
-    """Returns what a verdict row is worth, as `pair_value` or `mark_value` do; None if it cannot be read."""
-    if mode == "reward":
-        return pair_value(row["choice"], row["model_is"], row["output_len"], row["reference_len"], margin)
-    return mark_value(row["score"])
+    is_empty = row["output_len"] == 0 or mode == "reward" and row["reference_len"] == 0
+    return is_empty or bool(row.get("skipped"))
 
 
 def score_groups(judged: list[tuple[dict, float]], mode: str) -> dict:
@@ -380,10 +305,10 @@ def score_groups(judged: list[tuple[dict, float]], mode: str) -> dict:
         for row, value in judged:
             tags = [row.get("primary_tag"), *(row.get("secondary_tags") or [])]
             if not set(group_tags).isdisjoint(tags):
-                values.append(value)
+                values.append(scale(value, mode))
                 tasks.append(row["id"])
         if values:
-            groups[group] = scale(mean(task_means(values, tasks).values()), mode)
+            groups[group] = mean(task_means(values, tasks).values())
     macro = None
     if len(groups) == len(GROUPS):
         macro = macro_average(groups)
@@ -427,22 +352,19 @@ def score_program(rows: list[dict], seed: int = 0) -> dict:
     judged = [row for row in rows if row["score"] is not None]
     if not judged:
         raise ValueError(f"none of {len(rows)} verdicts is valid; the first: {rows[0]['invalid']}")
-    scores = [row["score"] for row in judged]
+    scores = pd.Series([row["score"] for row in judged])
+    checks = pd.DataFrame([row["checks"] for row in judged])
     standard_error = None
-    if len(scores) > 1:
-        standard_error = float(np.std(scores, ddof=1) / len(scores) ** 0.5)
-    passed = {}  # by check
-    for row in judged:
-        for name, value in row["checks"].items():
-            passed.setdefault(name, []).append(value)
+    if len(judged) > 1:
+        standard_error = float(scores.sem())
     return {
-        "score": mean(scores),
+        "score": float(scores.mean()),
         "interval": bootstrap(scores, seed),
         "task_means": {"score": {row["id"]: row["score"] for row in judged}},
         "standard_error": standard_error,
-        "all_checks": mean(all(row["checks"].values()) for row in judged),
+        "all_checks": float(checks.all(axis=1).mean()),
         "n": len(rows),
         "n_tasks": len(judged),
         "n_invalid": len(rows) - len(judged),
-        "checks": {name: mean(values) for name, values in passed.items()},
+        "checks": checks.mean().to_dict(),
     }

@@ -16,14 +16,13 @@ instructions, and each is measured on the other's.
 
 import hashlib
 import itertools
-import json
 import random
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from rlmt.data import BadInput, check_object, read_local
+from rlmt.data import BadInput, read_source, to_jsonl
 
 REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
 COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
@@ -64,26 +63,17 @@ class Answer(NamedTuple):
 def read_answers(folder: Path) -> dict[str, list[Answer]]:
     """Returns the answers of the right length to each instruction, without white space around them.
 
-    If several models give the same answer, the first model's is kept. Raises BadInput if a model's file is missing.
+    If several models give the same answer, the first model's is kept. Exits with 2 if a model's file is missing.
     """
     answers: dict[str, dict[str, Answer]] = {}
     for model in MODELS:
         path = folder / ANNOTATIONS.format(model=model)
-        if not path.is_file():
-            raise BadInput(f"{path} is missing; give the root of a copy of {REPOSITORY}")
-        for number, row in read_local(str(path)):
-            check_object(row)
-            instruction = row.get("instruction")
-            text = row.get("output_2")
-            preference = row.get("preference")  # 1: the baseline's answer, 2: this one
-            if not isinstance(instruction, str) or not isinstance(text, str):
-                raise BadInput(f"{path}:{number}: instruction and output_2 have to be texts")
-            if not isinstance(preference, (int, float)) or not 1 <= preference <= 2:
-                raise BadInput(f"{path}:{number}: preference is not a number from 1 to 2")
-            text = text.strip()
+        for _, row in read_source(str(path), "--input"):
+            text = row["output_2"].strip()
             if MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS:
-                by_text = answers.setdefault(instruction, {})
-                by_text.setdefault(text, Answer(text, model, preference - 1))
+                by_text = answers.setdefault(row["instruction"], {})
+                # published as 1 for the baseline's answer, 2 for this one
+                by_text.setdefault(text, Answer(text, model, row["preference"] - 1))
     return {instruction: list(by_text.values()) for instruction, by_text in answers.items()}
 
 
@@ -98,13 +88,9 @@ def download(url: str, commit: str, folder: Path) -> None:
         ["checkout", "-q", "FETCH_HEAD"],
     ]
     for command in commands:
-        done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(folder), *command])  # git says what is wrong
         if done.returncode:
-            reason = " ".join(done.stderr.split())[-200:]
-            raise BadInput(
-                f"{url} cannot be fetched (git {command[0]}: {reason}); "
-                "give the folder of a copy that you have, as --input"
-            )
+            raise BadInput(f"{url} cannot be fetched; give the folder of a copy that you have, as --input")
 
 
 # --- 2. pairs and best answers
@@ -157,17 +143,8 @@ def make_rows(answers: dict[str, list[Answer]]) -> dict[str, list[dict]]:
     return files
 
 
-def count_rows(rows: list[dict]) -> dict:
-    """Returns the numbers of rows and instructions, and the share of pairs whose chosen answer is longer."""
-    counts = {"rows": len(rows), "instructions": len({row["messages"][0]["content"] for row in rows})}
-    if rows and "chosen" in rows[0]:
-        n_longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
-        counts["chosen_longer"] = round(n_longer / len(rows), 3)
-    return counts
-
-
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Makes the folder `out` with the three files and report.json, and prints how many rows they have.
+    """Makes the folder `out` with the three files, and prints how many rows they have.
 
     Args:
         source: folder of a copy of the repository, or a URL for git. None: GitHub.
@@ -175,8 +152,6 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
     """
     source = source or REPOSITORY
     if Path(source).is_dir():
-        if revision:
-            raise BadInput(f"--revision is for git; leave it out with the folder {source}")
         answers = read_answers(Path(source))
     else:
         revision = revision or COMMIT
@@ -184,14 +159,7 @@ def make_folder(source: str | None, revision: str | None, out: Path) -> None:
             download(source, revision, Path(folder))
             answers = read_answers(Path(folder))
 
-    n_answers = sum(map(len, answers.values()))
-    print(f"{source}: {n_answers} answers to {len(answers)} instructions")
-    report = {"input": source, "revision": revision, "models": MODELS, "answers": n_answers, "files": {}}
     out.mkdir(parents=True)
     for name, rows in make_rows(answers).items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (out / f"{name}.jsonl").write_text(text)
-        counts = count_rows(rows)
-        print(f"  {name}.jsonl: {json.dumps(counts)}")
-        report["files"][name] = {**counts, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (out / f"{name}.jsonl").write_text(to_jsonl(rows, ensure_ascii=False))
+        print(f"  {name}.jsonl: {len(rows)} rows of {len(answers)} instructions")

@@ -44,46 +44,36 @@ class Args:
 
 # --- 1. the prompts that can carry a constraint
 
-OWN_CONSTRAINT = re.compile(
-    r"\b(words?|sentences?|paragraphs?|characters? (?:long|limit|max\w*)|letters?|lines?|pages?|bullets?|points?"
-    r"|list of|tables?|columns?|format\w*|markdown|json|xml|csv|html|latex"
-    r"|titles?|headings?|headlines?|sections?|subject line|hashtags?|keywords?|emojis?"
-    r"|(?:upper|lower)-?case|capital\w*|caps|commas?|punctuat\w*|quotes?|quotations?|brackets?|placeholders?"
-    r"|(?:start|begin|end|finish)(?:s|ing)? (?:with|by)|exactly|only|at least|at most|(?:no|not) more than"
-    r"|(?:less|fewer) than|without|avoid|never|must|don'?t|do not|max(?:imum)?|min(?:imum)?"
-    r"|long(?:er)?|detail\w*|lengthy|extensive\w*|comprehensive\w*|in[- ]depth"
-    r"|haikus?|limericks?|acrostic\w*|sonnets?|rhym\w+|seo|yes or no|true or false|multiple[- ]choice"
-    r"|respond (?:with|in|as)|answer (?:with|in|as)|reply (?:with|in|as)|act as|pretend|you are)\b"
-    r"|\b(?:give|list|name|write|suggest|provide|generate|create)\b.{0,12}"
-    r"\b(?:[2-9]|two|three|four|five|six|seven|eight|nine|ten)\b",
-    re.IGNORECASE,
-)
-LONG_ANSWER = re.compile(
-    r"\b(essays?|articles?|chapters?|novels?|scripts?|screenplays?|thesis|dissertation|literature review"
-    r"|blog|full|complete|top \d+|\d\d+)\b",
-    re.IGNORECASE,
-)
-CODE = re.compile(
-    r"[{}<>=\\_|^~`\[\]]|\w\(\)|\.\w+\(|\b(code|coding|program\w*|python|java\w*|c\+\+|c#|php|sql|css|excel|vba"
-    r"|regex|api|functions?|linux|bash|powershell|algorithm|prompts?|equations?|solve|calculate|integral|https?)\b",
-    re.IGNORECASE,
-)
-OTHER_LANGUAGE = re.compile(
-    r"\b(translat\w*|language|english|chinese|mandarin|cantonese|japanese|korean|french|german|spanish|italian"
-    r"|portuguese|russian|arabic|hindi|urdu|turkish|persian|farsi|latin|greek|dutch|polish|vietnamese|thai)\b",
-    re.IGNORECASE,
-)
-EDITING = re.compile(
-    r"\b(re-?write|rewording|re-?word|rephrase|paraphras\w*|proof-?read\w*|grammar|correct|edit|improve|fix|polish"
-    r"|summari[sz]e\w*|following|below|above|this (?:text|email|message)|make (?:it|this)|change|continue)\b",
-    re.IGNORECASE,
-)
 UNFIT = {  # reason: pattern; the first that is found in a prompt is counted
-    "constraint_of_its_own": OWN_CONSTRAINT,
-    "long_answer": LONG_ANSWER,
-    "code_or_formula": CODE,
-    "other_language": OTHER_LANGUAGE,
-    "text_to_edit": EDITING,
+    "constraint_of_its_own": (
+        r"\b(words?|sentences?|paragraphs?|characters? (?:long|limit|max\w*)|letters?|lines?|pages?|bullets?|points?"
+        r"|list of|tables?|columns?|format\w*|markdown|json|xml|csv|html|latex"
+        r"|titles?|headings?|headlines?|sections?|subject line|hashtags?|keywords?|emojis?"
+        r"|(?:upper|lower)-?case|capital\w*|caps|commas?|punctuat\w*|quotes?|quotations?|brackets?|placeholders?"
+        r"|(?:start|begin|end|finish)(?:s|ing)? (?:with|by)|exactly|only|at least|at most|(?:no|not) more than"
+        r"|(?:less|fewer) than|without|avoid|never|must|don'?t|do not|max(?:imum)?|min(?:imum)?"
+        r"|long(?:er)?|detail\w*|lengthy|extensive\w*|comprehensive\w*|in[- ]depth"
+        r"|haikus?|limericks?|acrostic\w*|sonnets?|rhym\w+|seo|yes or no|true or false|multiple[- ]choice"
+        r"|respond (?:with|in|as)|answer (?:with|in|as)|reply (?:with|in|as)|act as|pretend|you are)\b"
+        r"|\b(?:give|list|name|write|suggest|provide|generate|create)\b.{0,12}"
+        r"\b(?:[2-9]|two|three|four|five|six|seven|eight|nine|ten)\b"
+    ),
+    "long_answer": (
+        r"\b(essays?|articles?|chapters?|novels?|scripts?|screenplays?|thesis|dissertation|literature review"
+        r"|blog|full|complete|top \d+|\d\d+)\b"
+    ),
+    "code_or_formula": (
+        r"[{}<>=\\_|^~`\[\]]|\w\(\)|\.\w+\(|\b(code|coding|program\w*|python|java\w*|c\+\+|c#|php|sql|css|excel|vba"
+        r"|regex|api|functions?|linux|bash|powershell|algorithm|prompts?|equations?|solve|calculate|integral|https?)\b"
+    ),
+    "other_language": (
+        r"\b(translat\w*|language|english|chinese|mandarin|cantonese|japanese|korean|french|german|spanish|italian"
+        r"|portuguese|russian|arabic|hindi|urdu|turkish|persian|farsi|latin|greek|dutch|polish|vietnamese|thai)\b"
+    ),
+    "text_to_edit": (
+        r"\b(re-?write|rewording|re-?word|rephrase|paraphras\w*|proof-?read\w*|grammar|correct|edit|improve|fix|polish"
+        r"|summari[sz]e\w*|following|below|above|this (?:text|email|message)|make (?:it|this)|change|continue)\b"
+    ),
 }
 # Anything but ASCII and the typographic quotes, dashes and ellipsis.
 OTHER_SCRIPT = re.compile("[^\x20-\x7e\u2018\u2019\u201c\u201d\u2013\u2014\u2026]")
@@ -104,7 +94,7 @@ def reason_to_drop(messages: list[dict], longest: int) -> str | None:
     if len(re.findall("[A-Za-z]+", text)) < 4:
         return "too_short"
     for reason, pattern in UNFIT.items():
-        if pattern.search(text):
+        if re.search(pattern, text, re.IGNORECASE):
             return reason
     if langdetect.detect(text) != "en":
         return "other_language"
@@ -117,23 +107,17 @@ def n_grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + N_GRAM]) for start in range(len(words) - N_GRAM + 1)}
 
 
-def read_excluded_n_grams(paths: tuple[Path, ...]) -> set[tuple[str, ...]]:
-    """Returns all runs of N_GRAM words in the prompts of these benchmarks."""
-    found = set()
-    for path in paths:
-        for task in scoring.load(path, "data.json*", "prompt"):
-            found |= n_grams(task["prompt"])
-    return found
-
-
 def read_usable(args: Args) -> list[dict]:
     """Returns the prompts that can carry a constraint; prints why others cannot, exits with 2 if none can."""
-    excluded_n_grams = read_excluded_n_grams(args.exclude)
+    excluded = set()  # all runs of N_GRAM words in the prompts of these benchmarks
+    for path in args.exclude:
+        for task in scoring.load(path, "data.json*", "prompt"):
+            excluded |= n_grams(task["prompt"])
     usable = []
     dropped: Counter[str] = Counter()
     for prompt in read_prompts(args.prompts):
         reason = reason_to_drop(prompt["messages"], 2 * args.max_characters // 3)
-        if reason is None and n_grams(prompt["messages"][0]["content"]) & excluded_n_grams:
+        if reason is None and n_grams(prompt["messages"][0]["content"]) & excluded:
             reason = "excluded_prompt"
         if reason:
             dropped[reason] += 1
@@ -149,64 +133,49 @@ def read_usable(args: Args) -> list[dict]:
 # --- 2. rows
 
 
-def make_row(
-    prompt: dict, number: int, excludes: dict[str, set[str]], longest: int, rng: random.Random
-) -> dict:
+def make_row(prompt: dict, number: int, longest: int, excludes: dict, rng: random.Random) -> dict:
     """Returns a row: the prompt, and as many of its drawn constraints as `longest` characters have room for.
 
     `number` is how many rows the prompt has already.
     """
-    text = prompt["messages"][0]["content"].strip()
-    draw = constraints.Draw(rng, text, constraints.words_for(text, rng))
+    request = prompt["messages"][0]["content"].strip()
+    words = rng.sample(constraints.WORDS, 12)
+    text = request
     separator = rng.choice(("\n", "\n\n"))
-    if text[-1] in ".?!":
-        separator = rng.choice((" ", "\n", "\n\n"))
-    families = constraints.draw_families(text, excludes, rng)
-    if families[0] == constraints.REPEAT:  # the request that is to be repeated must be a paragraph
-        separator = "\n\n"
-
-    names = []
-    arguments = []
-    for name in families:
-        kwargs = constraints.FAMILIES[name].draw(draw)
-        constraint = constraints.say(name, kwargs, rng)
-        if len(text) + len(separator) + len(constraint) > longest:
+    row = {
+        "id": f"{prompt['id']}-{number}",
+        "messages": [{"role": "user"}],
+        "source": prompt.get("source", ""),
+    }
+    row |= {"instruction_id_list": [], "kwargs": []}
+    for name in constraints.draw_families(request, excludes, rng):
+        if name == constraints.REPEAT:  # the request that is to be repeated must be a paragraph
+            separator = "\n\n"
+        kwargs, constraint = constraints.draw(name, request, words, rng)
+        if len(text + separator + constraint) > longest:
             break
         text += separator + constraint
         separator = " "
-        names.append(name)
-        arguments.append(kwargs)
-    return {
-        "id": f"{prompt['id']}-{number}",
-        "messages": [{"role": "user", "content": text}],
-        "source": prompt.get("source", ""),
-        "instruction_id_list": names,
-        "kwargs": arguments,
-    }
+        row["instruction_id_list"].append(name)
+        row["kwargs"].append(kwargs)
+    row["messages"][0]["content"] = text
+    return row
 
 
-def make_rows(args: Args) -> list[dict]:
-    """Returns the rows: each usable prompt in turn, with new constraints each time."""
+def main(args: Args) -> None:
+    if args.out.exists():
+        fail(f"{args.out} exists; name another file with --out")
+    if args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
+        fail(f"--max-characters {args.max_characters}: use 500 or more, or some constraints do not fit")
     excludes = constraints.conflicts()  # before the prompts are read: it also seeds langdetect, which draws
     usable = read_usable(args)
     rng = random.Random(args.seed)
     rng.shuffle(usable)
     rows = []
     for i in range(args.n):
-        prompt = usable[i % len(usable)]
-        rows.append(make_row(prompt, i // len(usable), excludes, args.max_characters, rng))
+        number, place = divmod(i, len(usable))  # each prompt in turn, with new constraints each time
+        rows.append(make_row(usable[place], number, args.max_characters, excludes, rng))
     print(f"{len(usable)} prompts carry {args.n} rows")
-    return rows
-
-
-def main(args: Args) -> None:
-    if args.out.exists():
-        fail(f"{args.out} exists; name another file with --out")
-    if args.n < 1:
-        fail(f"--n {args.n}: use 1 or more")
-    if args.max_characters < 500:  # a prompt leaves a third, and a constraint takes up to 160
-        fail(f"--max-characters {args.max_characters}: use 500 or more, or some constraints do not fit")
-    rows = make_rows(args)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_jsonl(args.out, rows)
     families = Counter(name for row in rows for name in row["instruction_id_list"])

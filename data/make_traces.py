@@ -11,7 +11,7 @@ gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
-times. One that was cut off, or that a filter drops (refusal, language, ...), is not. The rows go to --out and all
+times. One that was cut off, or that a filter drops (refusal, short thinking, ...), is not. The rows go to --out and all
 counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
 <out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes from OPENAI_API_KEY for the OpenAI API,
 and for another host from the variable that --key-env names; `vllm serve` needs none.
@@ -21,16 +21,15 @@ import functools
 import json
 import re
 import sys
-import unicodedata
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from data.prepare import SURROGATE, count_ids
-from rlmt.data import check_ids, read_prompts, write_file
-from rlmt.endpoint import EARLY_LINES, Endpoint, Reply, try_endpoint
+from rlmt.chat import flaw_of_text
+from rlmt.data import Dropped, check_ids, drop_if, read_prompts, to_jsonl, write_file
+from rlmt.endpoint import Endpoint, Reply, try_endpoint
 from utils import THINK_FORMATS, fail, or_fail, split_thinking
 
 INSTRUCTION = """\
@@ -75,15 +74,8 @@ REFUSALS = (  # beginnings of refusals, in lower case, with "can't" for "cannot"
     "as an ai, i can't",
     "as an ai language model, i can't",
 )
-NAMED_LANGUAGE = re.compile(  # a prompt with one of these words may want an answer in another script
-    r"language|translat|transliterat|english|russian|ukrain|bulgarian|serbian|greek|hebrew|arabic|persian|farsi|urdu|hindi|marathi"
-    r"|nepali|bengali|punjabi|gujarati|tamil|telugu|kannada|malayalam|sinhala|thai|burmese|khmer|armenian|georgian|amharic"
-    r"|chinese|mandarin|cantonese|japanese|korean|翻[译譯訳]|英[文语語]|перев[оеё]|английск",
-    re.I,
-)
 MIN_THINKING = 100  # characters; shorter thinking plans nothing
 STRAY_TAG = re.compile(r"</?\s*(think|thinking|thought|response)\s*>", re.I)
-CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 MAX_REPEATS = 3  # of a prompt whose reply cannot be read
 TRIAL = 32  # prompts; if none of the first ones gives a good trace, nothing more is spent
 TIMEOUT = 600  # seconds for one reply
@@ -122,15 +114,13 @@ class Args:
     """US dollars for a million tokens read and written by the teacher."""
     resume: bool = False
     """Go on from the stored replies; replaces an existing output."""
-    overwrite: bool = False
-    """Delete an existing output, its report and its replies first."""
     dry_run: bool = False
     """Check arguments, prompts and teacher (by the first request), print calls, tokens and cost for the first
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
 
 
-class BadReply(ValueError):
-    """A reply gives no trace; the message is the reason that the report counts."""
+class BadReply(Dropped, ValueError):
+    """A reply cannot be read, so the prompt is asked again; the message is the reason that the report counts."""
 
 
 # --- 1. reading a reply
@@ -142,92 +132,44 @@ def refuses(response: str) -> bool:
     return re.match(rf"({'|'.join(REFUSALS)})\b", beginning) is not None
 
 
-@functools.cache
-def script_of(letter: str) -> str:
-    """Returns the first word of a letter's Unicode name (LATIN ...); CJK for Chinese letters and kana."""
-    name = re.split("[ -]", unicodedata.name(letter, "UNKNOWN"))[0]
-    if name in ("HIRAGANA", "KATAKANA"):
-        return "CJK"
-    return name
-
-
-def count_scripts(text: str) -> Counter:
-    """Counts the letters of each script outside of code blocks."""
-    prose = CODE_BLOCK.sub("", text)
-    return Counter(script_of(char) for char in prose if char.isalpha())
-
-
-def wrong_language(messages: list[dict], response: str) -> bool:
-    """Tells whether over 3/4 of the response's letters are in a script of under 1/10 of the last turn's letters.
-
-    False if either text has under 5 letters or a turn names a language. Languages of one script are not told
-    apart.
-    """
-    asked = count_scripts(messages[-1]["content"])
-    answered = count_scripts(response)
-    if min(asked.total(), answered.total()) < 5:
-        return False
-    if any(NAMED_LANGUAGE.search(message["content"]) for message in messages):
-        return False
-    script, n_letters = answered.most_common(1)[0]
-    return n_letters > 0.75 * answered.total() and asked[script] < 0.1 * asked.total()
-
-
 def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
     """Returns thinking and response of a reply; raises BadReply unless it has one of each and nothing else.
 
     `reasoning`: thinking that the endpoint sent apart from the text, which is then the response. None: both
     are in the text, in tags.
     """
-    if reasoning is not None:
+    if reasoning is None:
+        flaw = flaw_of_text(text, "zero_think")
+        if flaw:
+            raise BadReply(flaw)
+        thinking, response, _ = split_thinking(text, "zero_think")
+    else:
         thinking = reasoning.strip()
         response = text.strip()
-    else:
-        thinking, response, status = split_thinking(text, "zero_think")
-        if status == "ok" and text.count("</response>") > 1:  # the parser stops reading at the first one
-            status = "nested"
-        if status == "ok" and not text.rstrip().endswith("</response>"):
-            status = "text_after_response"
-        if status != "ok":
-            raise BadReply(status)
-    if not thinking:
-        raise BadReply("empty_thinking")
-    if not response:
-        raise BadReply("empty_response")
+    for name, part in (("thinking", thinking), ("response", response)):
+        if not part:
+            raise BadReply(f"empty_{name}")
     return thinking, response
 
 
 def read_trace(row: dict, reply: Reply, args: Args) -> dict:
-    """Makes a trace row of a prompt row and the teacher's reply; raises BadReply if the reply gives none."""
-    if not reply.choice:
-        raise BadReply("no_reply" if reply.error.startswith("no reply") else "rejected")
+    """Makes a trace row of a prompt row and the teacher's reply; raises Dropped if the reply gives none."""
+    drop_if(reply.error.startswith("no reply"), "no_reply")
+    drop_if(not reply.choice, "rejected")
     message = reply.choice["message"]
-    finish_reason = reply.choice.get("finish_reason")
-    if message.get("refusal") or refuses(reply.text):
-        raise BadReply("refusal")
-    if finish_reason == "length":
-        raise BadReply("truncated")
-    reasoning = read_reasoning(message) if args.reasoning_field else None
+    finish = reply.choice.get("finish_reason")
+    marked = finish == "content_filter" or bool(message.get("refusal"))
+    drop_if(marked or refuses(reply.text), "refusal")
+    drop_if(finish == "length", "truncated")
+    reasoning = None
+    if args.reasoning_field:
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     thinking, response = split_reply(reply.text, reasoning)
-    if STRAY_TAG.search(thinking) or STRAY_TAG.search(response):
-        raise BadReply("tag_inside_text")
-    if refuses(response):
-        raise BadReply("refusal")
-    if len(thinking) < MIN_THINKING:
-        raise BadReply("short_thinking")
-    if wrong_language(row["messages"], response):
-        raise BadReply("wrong_language")
-    if SURROGATE.search(thinking + response):
-        raise BadReply("broken_unicode")
+    drop_if(STRAY_TAG.search(thinking + response) is not None, "tag_inside_text")
+    drop_if(refuses(response), "refusal")
+    drop_if(len(thinking) < MIN_THINKING, "short_thinking")
+    drop_if(SURROGATE.search(thinking + response) is not None, "broken_unicode")
     return {**row, "thinking": thinking, "response": response, "teacher": args.teacher}
-
-
-def read_reasoning(message: dict) -> str:
-    """Returns the thinking that the endpoint sent apart from the content, "" if it sent none."""
-    for name in ("reasoning_content", "reasoning"):
-        if isinstance(message.get(name), str):
-            return message[name]
-    return ""
 
 
 # --- 2. asking
@@ -240,23 +182,16 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     """
     prompts = read_prompts(path)
     check_ids(path, prompts, "prompts")
-    rows = []
+    rows = {}
     repeated_ids = []
-    texts = set()
     for row in prompts:
-        row_id = str(row["id"])
         messages = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
         text = json.dumps(messages)
-        if text in texts:
-            repeated_ids.append(row_id)
+        if text in rows:
+            repeated_ids.append(str(row["id"]))
         else:
-            rows.append({"id": row_id, "messages": messages})
-        texts.add(text)
-
-    n_answers = sum("had_answer" in row for row in prompts)
-    if n_answers:
-        print(f"{n_answers} prompts end with an answer, which is left out: the teacher writes its own")
-    return rows, repeated_ids
+            rows[text] = {"id": str(row["id"]), "messages": messages}
+    return list(rows.values()), repeated_ids
 
 
 @functools.cache  # every request asks for it
@@ -323,7 +258,7 @@ def make_traces(
         for row, reply in zip(batch, replies, strict=True):
             try:
                 traces.append(read_trace(row, reply, args))
-            except BadReply as reason:
+            except Dropped as reason:
                 dropped.setdefault(str(reason), []).append(row["id"])
 
         if not traces and (n_asked >= TRIAL or n_asked == len(rows)):
@@ -345,37 +280,16 @@ def make_traces(
 # --- 3. files
 
 
-def output_files(args: Args) -> tuple[Path, Path, Path]:
-    """Returns the paths of the trace rows, the report and the raw replies."""
-    return args.out, Path(f"{args.out}.report.json"), Path(f"{args.out}.replies.jsonl")
-
-
-def check_arguments(args: Args) -> None:
-    """Exits with 2 if the arguments contradict each other or the disk."""
-    if args.out.suffix != ".jsonl":
-        fail(f"--out {args.out}: the name has to end in .jsonl")
-    if args.out.resolve() == args.prompts.resolve():
-        fail(f"--out {args.out} holds the prompts; choose another")
-    if args.n < 1 or args.max_tokens < 1:
-        fail(f"--n {args.n} and --max-tokens {args.max_tokens} have to be 1 or more")
+def main(args: Args) -> None:
+    # --- everything that can be wrong is checked before anything is spent
     if args.reasoning_field and args.instruction:
         fail("--reasoning-field sends the prompt alone; leave --instruction out")
     read_instruction(args.instruction)
-    if args.resume and args.overwrite:
-        fail("--resume keeps the replies that --overwrite deletes; use one of the two")
-    if args.resume or args.overwrite:
-        return
-    for path in output_files(args):
-        if path.exists():
-            fail(
-                f"{path} exists; --resume goes on from there, --overwrite deletes it, or choose another --out"
-            )
-
-
-def main(args: Args) -> None:
-    # --- everything that can be wrong is checked before anything is spent
-    check_arguments(args)
-    _, report_path, store = output_files(args)
+    report_path = Path(f"{args.out}.report.json")
+    store = Path(f"{args.out}.replies.jsonl")
+    for path in (args.out, report_path, store):
+        if path.exists() and not args.resume:
+            fail(f"{path} exists; --resume goes on from there, or choose another --out")
     rows, repeated_ids = load_prompts(args.prompts)
     if len(rows) < args.n:
         fail(
@@ -392,20 +306,12 @@ def main(args: Args) -> None:
         price=args.price,
         key_env=args.key_env,
     )
-    if args.overwrite and not args.dry_run:
-        # of a store that does not exist: a teacher that cannot answer must not cost the replies that are there
-        fresh = replace(teacher, store=Path(f"{store}.new"))
-        try_endpoint(fresh, request_for(rows[0], args), "--teacher")
-        for path in output_files(args):
-            path.unlink(missing_ok=True)
-        EARLY_LINES[store] = EARLY_LINES.pop(fresh.store)
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(
         f"{len(rows)} prompts; for the first {args.n}, if every reply can be used at once: {json.dumps(estimate)}",
         flush=True,
     )
-    if store not in EARLY_LINES:
-        try_endpoint(teacher, request_for(rows[0], args), "--teacher")
+    try_endpoint(teacher, request_for(rows[0], args), "--teacher")
     if args.dry_run:
         return
 
@@ -413,10 +319,7 @@ def main(args: Args) -> None:
     traces, dropped, n_asked = make_traces(args, teacher, rows)
     if repeated_ids:
         dropped["duplicate_prompt"] = repeated_ids
-    text = "".join(json.dumps(trace, ensure_ascii=False) + "\n" for trace in traces)
     report = {
-        "prompts": str(args.prompts),
-        "teacher": args.teacher,
         "n_in": len(rows) + len(repeated_ids),
         "n_asked": n_asked,
         "n_out": len(traces),
@@ -429,7 +332,7 @@ def main(args: Args) -> None:
         "instruction": read_instruction(args.instruction),
         "args": vars(args),
     }
-    write_file(args.out, text)
+    write_file(args.out, to_jsonl(traces, ensure_ascii=False))
     write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
     cost = f"${teacher.cost:.2f} over all starts" if any(args.price) else "no price given"
     print(

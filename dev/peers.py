@@ -1,57 +1,187 @@
-"""Runs what a user would run instead of these scripts: TRL's trainers on the same work, for `dev.bench`.
+"""Runs one side of `dev.bench` in a process of its own: TRL's trainers on the same work, and what makes that work.
 
-    python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu --steps 3 --seed 0
+    python -m dev.peers make --folder FOLDER --size cpu                 # models and rows
+    python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu
 
-Each function trains as TRL's documentation shows, with TRL's defaults where the work does not fix a value, and writes
+Each trainer runs as TRL's documentation shows, with TRL's defaults where the work does not fix a value, and writes
 `out`/metrics.jsonl with the keys of our scripts' logs, so that the bench reads both sides in the same way.
+
+All sizes but `small` have models with random weights. Their policy ends at random, so that the lengths of its
+completions have a long tail, as those of real ones have. The vocabulary consists of words: a text has as many tokens for
+the reward model as for the policy.
 """
 
+import asyncio
 import functools
+import math
+import socket
+import sys
 import time
 from dataclasses import dataclass
+from multiprocessing import Process
 from pathlib import Path
-from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.data import append_jsonl, read_rows
+from rlmt.endpoint import Endpoint
+from rlmt.data import append_jsonl, read_prompts, read_rows, write_jsonl
 from rlmt.model import whole_weights
-from rlmt.run import Timer, rows_of_step, seed_step
+from rlmt.run import rows_of_step, seed_step
 import torch
 import tyro
+from aiohttp import web
 from datasets import Dataset
-from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
     TrainerCallback,
 )
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.generation import vllm_generation
 
-from utils import DEVICE, SAFE, compute_dtype
-from dev.bench_work import SIZES
+from dev.bench import DPO_EPOCHS, SIZES, VLLM_MEMORY, Size, Work
 from rewards.preference import RewardModel
+from utils import DEVICE, DTYPE, SAFE, compute_dtype
+
+SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
+END_ID = 1
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m.role + '|> ' + m.content + ' <|end|> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
+)
+N_PROMPTS = 64
+MODELS = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
 
 
 @dataclass
-class Args:
-    case: tyro.conf.Positional[Literal["grpo", "sft", "dpo", "reward", "reward-ours"]]
-    """Which trainer. reward-ours: our reward model alone, as it has no script of its own."""
-    folder: Path
-    """Folder of models and rows, written by dev.bench_work."""
-    out: Path
+class Args(Work):
+    case: tyro.conf.Positional[str] = ""
+    """A key of CASES. lean: grpo without TRL's importance correction, which costs a forward and is not our default."""
+    folder: Path = Path()
+    """Folder of models and rows; `make` writes it."""
+    out: Path = Path()
     """Folder for metrics.jsonl."""
-    size: Literal[tuple(SIZES)]
-    """A key of dev.bench_work.SIZES."""
-    steps: int
-    """Optimizer steps of grpo, epochs of sft and dpo, passes over the texts of reward."""
-    seed: int = 0
-    """Random seed."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """That of forwards, of vLLM and of the reward model, as in our scripts."""
-    lean: bool = False
-    """Run grpo without TRL's importance correction: it costs a forward pass, and our default does not have it."""
+
+
+# --- 1. models and rows
+
+
+def make(args: Args) -> None:
+    """Writes policy/, reward/, prompts.jsonl and rows.jsonl of a size."""
+    torch.manual_seed(args.seed)
+    size = SIZES[args.size]
+    args.folder.mkdir(exist_ok=True)
+    if not size.policy:
+        copy_model(args.folder, args.model)
+        copy_prompts(args, size.max_prompt_tokens)
+        return
+    for name, shape in (("policy", size.policy), ("reward", size.reward)):
+        config = LlamaConfig(
+            **shape,
+            max_position_embeddings=8704,
+            num_labels=1,
+            pad_token_id=0,
+            eos_token_id=END_ID,
+            bos_token_id=None,
+        )
+        with torch.device(DEVICE):
+            model = MODELS[name](config)
+        if name == "policy":
+            end_at_random(model, size.median_tokens)
+        model.to(getattr(torch, DTYPE)).save_pretrained(args.folder / name)
+        make_tokenizer(shape["vocab_size"]).save_pretrained(args.folder / name)
+    make_rows(args.folder, size)
+
+
+def make_tokenizer(n_words: int) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer with one token a word."""
+    words = SPECIAL_TOKENS + [f"w{i}" for i in range(len(SPECIAL_TOKENS), n_words)]
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[-1]))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(SPECIAL_TOKENS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=words[0], eos_token=words[END_ID], chat_template=CHAT_TEMPLATE
+    )
+
+
+@torch.no_grad()
+def end_at_random(model: LlamaForCausalLM, median: int) -> None:
+    """Makes the end of turn about equally likely after every token, so that half of all completions reach `median`."""
+    # The embedding alone writes the first number of the residual stream. It is large, so that the final norm does not
+    # depend on the rest, and the LM head reads it for the end of turn.
+    model.model.embed_tokens.weight[:, 0] = 6.0
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight[0] = 0
+        layer.mlp.down_proj.weight[0] = 0
+    any_words = torch.tensor([[100, 101, 102, 103]], device=model.device)
+    hidden = model.model(any_words).last_hidden_state[0, -1]
+    logit = model.lm_head(hidden).logsumexp(-1) + math.log(math.log(2) / median)
+    model.lm_head.weight[END_ID] = 0
+    model.lm_head.weight[END_ID, 0] = logit / hidden[0]
+
+
+def make_rows(folder: Path, size: Size) -> None:
+    """Writes prompts.jsonl, and rows.jsonl with the fields of a trace, of a pair, and of a text to score."""
+
+    def say(n_words: int) -> str:
+        ids = torch.randint(len(SPECIAL_TOKENS), size.policy["vocab_size"], (n_words,))
+        return " ".join(f"w{i}" for i in ids.tolist())
+
+    def answer(longest: int) -> str:
+        length = size.median_tokens * torch.randn(1).exp()  # lognormal, sigma 1
+        return say(int(length.clamp(2, longest)))
+
+    prompts = []
+    rows = []
+    for i in range(max(N_PROMPTS, size.rows)):
+        prompts.append({"id": str(i), "messages": [{"role": "user", "content": say(24 + i % 17)}]})
+    for prompt in prompts[: size.rows]:
+        row = {"thinking": "", "teacher": "none", "text": answer(2 * size.max_tokens)}
+        for field in ("response", "chosen", "rejected"):
+            row[field] = answer(size.max_tokens - 2)
+        rows.append(prompt | row)
+    write_jsonl(folder / "prompts.jsonl", prompts)
+    write_jsonl(folder / "rows.jsonl", rows)
+
+
+def copy_model(folder: Path, model: Path) -> None:
+    """Puts a real model in place as policy/, and saves its body with a random head as reward/."""
+    (folder / "policy").symlink_to(model.resolve())
+    reward_model = AutoModelForSequenceClassification.from_pretrained(
+        model, num_labels=1, dtype=torch.float32, **SAFE
+    )
+    reward_model.save_pretrained(folder / "reward")
+    load_tokenizer(folder / "policy").save_pretrained(folder / "reward")
+
+
+def copy_prompts(args: Args, max_tokens: int) -> None:
+    """Writes the first prompts that are short enough to prompts.jsonl."""
+    tokenizer = load_tokenizer(args.folder / "policy")
+    chosen = []
+    for row in read_prompts(args.prompts):
+        ids = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
+        if len(ids) <= max_tokens:
+            chosen.append({"id": row["id"], "messages": row["messages"]})
+    write_jsonl(args.folder / "prompts.jsonl", chosen[:N_PROMPTS])
+
+
+def load_tokenizer(folder: Path):
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def load_reward_model(args: Args, **options):
+    dtype = compute_dtype(args.dtype)
+    return AutoModelForSequenceClassification.from_pretrained(
+        args.folder / "reward", dtype=dtype, **options, **SAFE
+    )
+
+
+# --- 2. the trainers
 
 
 class Log(TrainerCallback):
@@ -60,128 +190,85 @@ class Log(TrainerCallback):
     def __init__(self, args: Args, trainer):
         self.args = args
         self.trainer = trainer
-        self.started = 0.0
-        self.laps = Timer()  # of the step
-
-    def watch(self, owner, name: str, phase: str, before: str) -> None:
-        """Counts the time in the method `owner.name` for `phase` of a step, and the time before it for `before`.
-
-        TRL logs no such times.
-        """
-        method = getattr(owner, name)
-
-        @functools.wraps(method)
-        def timed(*args, **kwargs):
-            self.laps.end(before)
-            result = method(*args, **kwargs)
-            self.laps.end(phase)
-            return result
-
-        setattr(owner, name, timed)
 
     def on_train_begin(self, trainer_args, state, control, **_):
         self.started = time.monotonic()
-        self.laps = Timer()
 
     def on_step_begin(self, trainer_args, state, control, **_):
         seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
 
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none
-            self.laps.end("other")
             line = {"step": state.global_step, "seconds": time.monotonic() - self.started, **logs}
-            append_jsonl(self.args.out / "metrics.jsonl", [line | self.laps.metrics])
-            self.laps = Timer()
+            append_jsonl(self.args.out / "metrics.jsonl", [line])
 
 
-def load_policy(args: Args) -> dict:
-    """Returns the arguments that give a TRL trainer its model: float32 weights, or an adapter on frozen ones."""
-    rank = SIZES[args.size]["lora_r"]
-    lora = None
-    dtype = torch.float32
-    if rank:
-        lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        dtype = getattr(torch, compute_dtype(args.dtype))
-    return {
-        "model": AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=dtype, **SAFE),
-        "processing_class": AutoTokenizer.from_pretrained(args.folder / "policy", trust_remote_code=False),
-        "peft_config": lora,
-    }
-
-
-def shared_options(args: Args) -> dict:
-    """Returns the options that have the same name in all of TRL's configurations."""
-    on_gpu = torch.cuda.is_available()
+def shared_options(args: Args, rows: int, batch: int) -> dict:
+    """Returns the options that have the same name in all of TRL's configurations, for `rows` rows a step."""
     return {
         # by default TRL's trainers recompute activations, as ours do
-        "gradient_checkpointing": SIZES[args.size]["gradient_checkpointing"],
+        "gradient_checkpointing": SIZES[args.size].gradient_checkpointing,
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": rows // batch,
         "output_dir": str(args.out),
         "bf16": compute_dtype(args.dtype) == "bfloat16",
-        "use_cpu": not on_gpu,
+        "use_cpu": DEVICE == "cpu",
         "logging_steps": 1,
         "save_strategy": "no",
-        "report_to": [],
         "disable_tqdm": True,
         "seed": args.seed,
     }
 
 
+def start(args: Args, trainer_class, config, rows: list[dict], **reward_model):
+    """Returns a trainer of the policy, whose weights have float32."""
+    trainer = trainer_class(
+        model=AutoModelForCausalLM.from_pretrained(args.folder / "policy", dtype=torch.float32, **SAFE),
+        processing_class=load_tokenizer(args.folder / "policy"),
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        **reward_model,
+    )
+    trainer.add_callback(Log(args, trainer))
+    return trainer
+
+
 def grpo(args: Args) -> None:
     """Trains with trl.GRPOTrainer and the same vLLM, the reward model given to TRL as a model."""
     size = SIZES[args.size]
-    n_completions = size["prompts"] * size["group_size"]
     prompts = read_rows(args.folder / "prompts.jsonl", "messages")
     in_order = []
-    for step in range(args.steps):
-        for row in rows_of_step(prompts, step, size["prompts"], args.seed):
+    for step in range(1, args.steps + 2):
+        for row in rows_of_step(prompts, step, size.prompts, args.seed):
             in_order.append({"prompt": row["messages"]})
-
-    policy_and_tokenizer = load_policy(args)
     config = GRPOConfig(
-        **shared_options(args),
-        max_steps=args.steps,
+        **shared_options(args, size.prompts * size.group_size, size.peer_micro_batch),
+        max_steps=args.steps + 1,
         shuffle_dataset=False,
-        num_generations=size["group_size"],
-        per_device_train_batch_size=size["peer_micro_batch"],
-        gradient_accumulation_steps=n_completions // size["peer_micro_batch"],
-        max_completion_length=size["max_tokens"],
-        temperature=1.0,
+        num_generations=size.group_size,
+        max_completion_length=size.max_tokens,
         beta=1e-3,
         use_bias_correction_kl=False,
-        learning_rate=1e-6,
         lr_scheduler_type="constant",
         weight_decay=0.01,
         use_vllm=True,
-        vllm_mode="colocate",
-        vllm_gpu_memory_utilization=size["vllm_memory"],
-        vllm_max_model_length=size["max_prompt_tokens"] + size["max_tokens"],
-        vllm_importance_sampling_correction=not args.lean,
-        generation_kwargs={"stop_token_ids": [policy_and_tokenizer["processing_class"].eos_token_id]},
+        vllm_gpu_memory_utilization=VLLM_MEMORY,
+        vllm_max_model_length=size.max_prompt_tokens + size.max_tokens,
+        vllm_importance_sampling_correction=args.case != "lean",
+        generation_kwargs={"stop_token_ids": [load_tokenizer(args.folder / "policy").eos_token_id]},
     )
     # TRL has no argument for vLLM's dtype, which would be another one than the trainer's on a CPU
-    dtype = compute_dtype(args.dtype)
-    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=dtype)
-    trainer = GRPOTrainer(
-        **policy_and_tokenizer,
-        reward_funcs=AutoModelForSequenceClassification.from_pretrained(
-            args.folder / "reward", dtype=dtype, **SAFE
-        ),
-        reward_processing_classes=AutoTokenizer.from_pretrained(
-            args.folder / "reward", trust_remote_code=False
-        ),
-        args=config,
-        train_dataset=Dataset.from_list(in_order),
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=compute_dtype(args.dtype))
+    trainer = start(
+        args,
+        GRPOTrainer,
+        config,
+        in_order,
+        reward_funcs=load_reward_model(args),
+        reward_processing_classes=load_tokenizer(args.folder / "reward"),
     )
-    if not torch.cuda.is_available():
+    if DEVICE == "cpu":
         trainer.vllm_generation.sync_weights = lambda: sync_on_cpu(trainer)
-    log = Log(args, trainer)
-    log.watch(trainer, "training_step", "update", before="other")
-    # within the training step; before the rewards it computes log-probabilities
-    log.watch(trainer.vllm_generation, "sync_weights", "rollout", before="update")
-    log.watch(trainer.vllm_generation, "generate", "rollout", before="update")
-    log.watch(trainer, "_calculate_rewards", "reward", before="update")
-    log.watch(torch.optim.AdamW, "step", "update", before="update")
-    trainer.add_callback(log)
     trainer.train()
 
 
@@ -193,106 +280,135 @@ def sync_on_cpu(trainer: GRPOTrainer) -> None:
     llm.reset_prefix_cache()
 
 
-def sft(args: Args) -> None:
-    """Trains with trl.SFTTrainer on padded batches; an epoch is one optimizer step."""
-    traces = []
-    for row in read_rows(args.folder / "traces.jsonl", "messages"):
-        answer = {"role": "assistant", "content": row["response"]}
-        traces.append({"prompt": row["messages"], "completion": [answer]})
-    config = SFTConfig(
-        **shared_options(args),
-        num_train_epochs=args.steps,
-        per_device_train_batch_size=8,  # TRL's default
-        gradient_accumulation_steps=len(traces) // 8,
+def said(text: str) -> list[dict]:
+    return [{"role": "assistant", "content": text}]
+
+
+def tuned(args: Args, trainer_class, config_class, batch: int, fields: dict[str, str], **options) -> None:
+    """Trains on padded batches; an epoch is one optimizer step. `fields`: of TRL's rows, and the one that is in it."""
+    rows = []
+    for row in read_rows(args.folder / "rows.jsonl", "messages"):
+        answers = {name: said(row[field]) for name, field in fields.items()}
+        rows.append({"prompt": row["messages"], **answers})
+    config = config_class(
+        **shared_options(args, len(rows), batch),
         max_length=None,
-        completion_only_loss=True,
-        learning_rate=4e-6,
         lr_scheduler_type="cosine",
-        warmup_steps=0.1,  # a share
         weight_decay=1e-4,
         adam_beta2=0.95,
+        **options,
     )
-    trainer = SFTTrainer(**load_policy(args), args=config, train_dataset=Dataset.from_list(traces))
-    trainer.add_callback(Log(args, trainer))
-    trainer.train()
+    start(args, trainer_class, config, rows).train()
+
+
+def sft(args: Args) -> None:
+    """Trains with trl.SFTTrainer, in batches of its default size."""
+    fields = {"completion": "response"}
+    options = {"num_train_epochs": args.steps + 1, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
+    tuned(args, SFTTrainer, SFTConfig, 8, fields, completion_only_loss=True, **options)
 
 
 def dpo(args: Args) -> None:
-    """Trains with trl.DPOTrainer, which runs the reference at every step; an epoch is one optimizer step."""
-    size = SIZES[args.size]
-    pairs = []
-    for row in read_rows(args.folder / "pairs.jsonl", "messages"):
-        chosen = [{"role": "assistant", "content": row["chosen"]}]
-        rejected = [{"role": "assistant", "content": row["rejected"]}]
-        pairs.append({"prompt": row["messages"], "chosen": chosen, "rejected": rejected})
-    config = DPOConfig(
-        **shared_options(args),
-        num_train_epochs=args.steps,
-        per_device_train_batch_size=size["peer_micro_batch"],
-        gradient_accumulation_steps=len(pairs) // size["peer_micro_batch"],
-        max_length=None,
-        beta=0.1,
-        learning_rate=3e-7,
-        lr_scheduler_type="cosine",
-        warmup_steps=0.05,  # a share
-        weight_decay=1e-4,
-        adam_beta2=0.95,
-    )
-    trainer = DPOTrainer(**load_policy(args), args=config, train_dataset=Dataset.from_list(pairs))
-    trainer.add_callback(Log(args, trainer))
-    trainer.train()
+    """Trains with trl.DPOTrainer, which runs the reference at every step."""
+    batch = SIZES[args.size].peer_micro_batch
+    options = {"num_train_epochs": DPO_EPOCHS, "learning_rate": 3e-7, "warmup_steps": 0.05}
+    tuned(args, DPOTrainer, DPOConfig, batch, {"chosen": "chosen", "rejected": "rejected"}, **options)
 
 
 @torch.no_grad()
 def reward(args: Args) -> None:
     """Scores texts as GRPOTrainer does: all of a step in one forward, padded to the longest."""
-    model = AutoModelForSequenceClassification.from_pretrained(
-        args.folder / "reward", dtype=compute_dtype(args.dtype), device_map=DEVICE, **SAFE
-    )
-    tokenizer = AutoTokenizer.from_pretrained(args.folder / "reward", trust_remote_code=False)
+    model = load_reward_model(args, device_map=DEVICE)
+    tokenizer = load_tokenizer(args.folder / "reward")
 
-    def score(texts: list[dict]) -> list[float]:
+    def score(messages: list[list[dict]], texts: list[str]) -> list[float]:
         conversations = []
-        for row in texts:
-            answer = {"role": "assistant", "content": row["text"]}
-            conversations.append(tokenizer.apply_chat_template(row["messages"] + [answer], tokenize=False))
+        for prompt, text in zip(messages, texts):
+            conversations.append(tokenizer.apply_chat_template(prompt + said(text), tokenize=False))
         batch = tokenizer(conversations, return_tensors="pt", padding=True, add_special_tokens=False)
         return model(**batch.to(DEVICE)).logits[:, 0].tolist()
 
     time_scores(args, score)
 
 
-def reward_ours(args: Args) -> None:
+def our_reward(args: Args) -> None:
     """Scores the same texts by the reward model of our training scripts."""
     model = RewardModel(str(args.folder / "reward"), device=DEVICE, dtype=args.dtype)
-
-    def score(texts: list[dict]) -> list[float]:
-        return model.score([row["messages"] for row in texts], [row["text"] for row in texts])
-
-    time_scores(args, score)
+    time_scores(args, model.score)
 
 
 def time_scores(args: Args, score) -> None:
-    """Calls score(texts) once for each step, and logs its time and the first 16 scores."""
-    texts = read_rows(args.folder / "texts.jsonl", "messages", "text")
-    n_tokens = sum(len(row["text"].split()) for row in texts)  # a word is a token
-    score(texts[:4])  # warm-up
+    """Calls score(messages, texts) once for each step, and logs its time and two of the scores."""
+    rows = read_rows(args.folder / "rows.jsonl", "text")
+    messages = [row["messages"] for row in rows]
+    texts = [row["text"] for row in rows]
+    n_tokens = sum(len(text.split()) for text in texts)  # a word is a token
     started = time.monotonic()
-    for step in range(1, args.steps + 1):
-        scores = score(texts)
+    for step in range(1, args.steps + 2):
+        scores = score(messages, texts)
         line = {"step": step, "seconds": time.monotonic() - started, "num_tokens": step * n_tokens}
-        for i, value in enumerate(scores[:16]):
-            line[f"score_{i}"] = value
+        line |= {"score_0": scores[0], "score_15": scores[15]}
         append_jsonl(args.out / "metrics.jsonl", [line])
 
 
-CASES = {"grpo": grpo, "sft": sft, "dpo": dpo, "reward": reward, "reward-ours": reward_ours}
+# --- 3. the judge's client: with c calls in flight it can make at most c / LATENCY calls a second
+
+LATENCY = 0.2  # seconds that the server takes for a call
+CALLS = 1024
+IN_FLIGHT = (32, 64, 128)
 
 
-def main(args: Args) -> None:
-    args.out.mkdir(parents=True)
-    CASES[args.case](args)
+async def answer_call(request: web.Request) -> web.Response:
+    """Answers a chat request with "7", LATENCY seconds later."""
+    await request.read()
+    await asyncio.sleep(LATENCY)
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "7"}}
+    return web.json_response({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})
+
+
+def serve(listening: socket.socket) -> None:
+    """Serves on a socket, without end."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer_call)
+    web.run_app(app, sock=listening, print=None)
+
+
+def our_judge(args: Args) -> None:
+    """Asks a server, and logs the calls per second as a share of the limit."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    Process(target=serve, args=(listening,), daemon=True).start()
+    requests = []
+    for i in range(CALLS):
+        message = {"role": "user", "content": f"{i} " + "word " * 200}
+        requests.append({"messages": [message], "max_tokens": 8})
+    line = {"step": 1, "seconds": 0.0, "num_tokens": CALLS * len(IN_FLIGHT)}
+    for n in IN_FLIGHT:
+        client = Endpoint("m", args.out / f"{n}.jsonl", f"http://127.0.0.1:{port}/v1", concurrency=n)
+        client.ask(requests[:1], int)  # before one is answered, few are asked at a time
+        started = time.monotonic()
+        replies = client.ask(requests, int)
+        seconds = time.monotonic() - started
+        if [reply.value for reply in replies] != [7] * CALLS:
+            sys.exit("judge: a reply was lost")
+        line["seconds"] += seconds
+        line[f"{n} in flight"] = CALLS / seconds * LATENCY / n
+    append_jsonl(args.out / "metrics.jsonl", [line])
+
+
+CASES = {
+    "make": make,
+    "grpo": grpo,
+    "lean": grpo,
+    "sft": sft,
+    "dpo": dpo,
+    "reward": reward,
+    "our_reward": our_reward,
+    "our_judge": our_judge,
+}
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    args = tyro.cli(Args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    CASES[args.case](args)

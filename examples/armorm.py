@@ -28,11 +28,10 @@ import huggingface_hub
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel
 
 from utils import DTYPE, fail
-from rewards.preference import TOKENS_PER_BATCH, RewardModel
+from rewards.preference import TOKENS_PER_BATCH, RewardModel, pad_right
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
 # Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these tokens.
@@ -65,7 +64,7 @@ class ArmoRM(RewardModel):
         self.think_format = think_format
         self.max_length = max_length
         self.tokens_per_batch = TOKENS_PER_BATCH[device.type]
-        self.n_scored = self.n_truncated = 0
+        self.cut = []
         self.tokenizer = load_tokenizer(path)
         self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
         self.heads = read_heads(path, device)
@@ -80,9 +79,7 @@ class ArmoRM(RewardModel):
     @torch.inference_mode()
     def objectives(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rewards and their gates, both (B, objectives), of conversations given as token ids."""
-        device = self.trunk.device
-        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(device)
-        mask = pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True).to(device)
+        ids, mask = pad_right(rows, 0, self.trunk.device)
         hidden = self.trunk(ids, attention_mask=mask).last_hidden_state
         each_row = torch.arange(len(rows))
         last_token = hidden[each_row, [len(row) - 1 for row in rows]].float()
@@ -132,11 +129,9 @@ def main() -> None:
     loaded = load(ARMORM, "plain", 4096)
     messages = [{"role": "user", "content": 'What are some synonyms for the word "beautiful"?'}]
     answer = "Nicely, Beautifully, Handsome, Stunning, Wonderful, Gorgeous, Pretty, Stunning, Elegant"
-    rewards, gates = loaded.objectives([loaded.encode(messages, answer)])
+    rewards, _ = loaded.objectives([loaded.encode(messages, answer)])
     print("helpfulness, correctness, coherence, complexity, verbosity:", (rewards[0, :5] * 5 - 0.5).tolist())
     print("model card:", [2.78125, 2.859375, 3.484375, 1.3847656, 1.296875])
-    largest = (gates @ loaded.heads["reward_transform_matrix"].T).abs().max()
-    print(f"largest coefficient: {largest:.5f}, model card 0.19922")
     print("score:", loaded.score([messages], [answer])[0])
 
 

@@ -113,9 +113,7 @@ def read_curves(runs: Path, file: str, columns: list[str], n_before: int) -> pd.
         used = json.loads((path.parent / "config.json").read_text())["args"]
         prompts = used.get("prompts_per_step") or used.get("prompts_per_round", 0)  # DPO's steps are rounds
         per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
-        notes: list[str] = []
-        rows = [row for _, row in read_lines(path, notes)]  # a run may be writing its last line now
-        print("".join(notes), end="")
+        rows = list(read_lines(path))  # a run may be writing its last line now
         curve = pd.DataFrame(rows).reindex(columns=columns).apply(pd.to_numeric)  # a null is NaN
         curve.insert(0, "run", path.parent.name)
         curve.insert(1, "completions", per_step * (curve["step"] - n_before))

@@ -46,28 +46,20 @@ END
 
 # --- 2. RL with the shipped reward model, the longest first; and a reward model of our own, to measure
 run_lines <<'END'
-python train_ppo.py $RL --model "$RUNS/sft-think/model" --seed 0 --reward-on response --out "$RUNS/ppo-think" --resume
-python train_grpo.py $RL --model "$RUNS/sft-think/model" --seed 0 --reward-on think+response --out "$RUNS/grpo-think-whole" --resume
-python train_grpo.py $RL --model "$RUNS/sft-think/model" --seed 0 --reward-on response --out "$RUNS/grpo-think" --resume
-python train_dpo.py --preset toy --model "$RUNS/sft-think/model" --seed 0 --reward-on response --out "$RUNS/dpo-think" --resume
-python train_ppo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/ppo-plain" --resume
-python train_dpo.py --preset toy --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/dpo-plain" --resume
-python train_grpo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --seed 0 --reward-on response --out "$RUNS/grpo-plain" --resume
+python train_ppo.py $RL --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/ppo-think" --resume
+python train_grpo.py $RL --model "$RUNS/sft-think/model" --reward-on think+response --out "$RUNS/grpo-think-whole" --resume
+python train_grpo.py $RL --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/grpo-think" --resume
+python train_dpo.py --preset toy --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/dpo-think" --resume
+python train_ppo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/ppo-plain" --resume
+python train_dpo.py --preset toy --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/dpo-plain" --resume
+python train_grpo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/grpo-plain" --resume
 python train_reward.py --preset toy --epochs 0.5 --out "$RUNS/reward" --resume
 END
 
 # --- 3. evaluation: one answer to each of 256 tasks
-run_lines <<'END'
-$EVALUATE --model "$RUNS/sft-think/model" --out "$RUNS/eval-sft-think" --resume
-$EVALUATE --model "$RUNS/sft-plain/model" --out "$RUNS/eval-sft-plain" --resume
-$EVALUATE --model "$RUNS/grpo-think/model" --out "$RUNS/eval-grpo-think" --resume
-$EVALUATE --model "$RUNS/grpo-plain/model" --out "$RUNS/eval-grpo-plain" --resume
-$EVALUATE --model "$RUNS/grpo-think-whole/model" --out "$RUNS/eval-grpo-think-whole" --resume
-$EVALUATE --model "$RUNS/ppo-think/model" --out "$RUNS/eval-ppo-think" --resume
-$EVALUATE --model "$RUNS/ppo-plain/model" --out "$RUNS/eval-ppo-plain" --resume
-$EVALUATE --model "$RUNS/dpo-think/model" --out "$RUNS/eval-dpo-think" --resume
-$EVALUATE --model "$RUNS/dpo-plain/model" --out "$RUNS/eval-dpo-plain" --resume
-END
+for name in sft-think sft-plain grpo-think grpo-plain grpo-think-whole ppo-think ppo-plain dpo-think dpo-plain; do
+  echo "$EVALUATE --model \"$RUNS/$name/model\" --out \"$RUNS/eval-$name\" --resume"
+done | run_lines
 
 # --- 4. table and curves
 python -m experiments.compare demo --results "$RESULTS"

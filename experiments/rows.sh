@@ -12,7 +12,7 @@
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
-: "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
+: "${AS_RELEASED:=}" # -as-released: presets with the values of the paper's released code, where they differ from the paper's
 : "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
 : "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
 : "${CHECKPOINTS:=checkpoints}" # those that the paper's authors publish, each named as the row

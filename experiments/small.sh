@@ -16,14 +16,14 @@ set -euo pipefail
 : "${PROMPTS:=allenai/tulu-3-wildchat-if-on-policy-8b}" # or the authors' file wildchat-if_train.parquet
 : "${ALPACA:=}"         # a copy of the repository tatsu-lab/alpaca_eval; empty: git downloads what is needed of it
 : "${IFEVAL:=google/IFEval}" # or its file
-RUNS="$RESULTS/runs"
+RUNS="$RESULTS/runs" SMALL="--preset small --dtype $DTYPE"
 export GOLD="$RUNS/reward-gold/model" DTYPE # experiments/small_judge.py reads both
 
 stage() { [[ " $STAGES " == *" $1 "* ]]; }
 
 # --- 1. data: the model, prompts, pairs of two disjoint sets of instructions, traces, prompts whose answers are verified
 
-# make OUT MODULE WORDS...: runs the module to write OUT, unless that is there
+# make OUT MODULE WORDS...: runs the module to write OUT, unless that is there: other PROMPTS or ALPACA need another DATA
 make() {
   if [ ! -e "$1" ]; then
     python -m "${@:2}" --out "$1"
@@ -31,51 +31,42 @@ make() {
 }
 
 if stage data; then
-  n_evaluated=200 n_held_out=64 n_instructions=2000 answer_characters=500
-  settings="PROMPTS=$PROMPTS ALPACA=$ALPACA IFEVAL=$IFEVAL n_evaluated=$n_evaluated n_held_out=$n_held_out \
-n_instructions=$n_instructions answer_characters=$answer_characters"
-  if [ -e "$DATA/settings.txt" ] && [ "$(cat "$DATA/settings.txt")" != "$settings" ]; then
-    echo "$DATA was made with $(cat "$DATA/settings.txt"), which is not $settings: name another DATA, or delete \
-$DATA/settings.txt if that start made nothing" >&2
-    exit 2
-  fi
-  mkdir -p "$DATA"
-  echo "$settings" > "$DATA/settings.txt"
   if [ "$MODEL" = data/smollm2 ]; then
     make "$MODEL" data.prepare smollm2
   fi
 
   short="wildchat-if --input $PROMPTS --max-characters 400"
-  make "$DATA/prompts_eval.jsonl" data.prepare $short --n $n_evaluated --seed 1
-  make "$DATA/prompts_gold.jsonl" data.prepare $short --n $n_held_out --seed 2 --exclude "$DATA/prompts_eval.jsonl"
+  make "$DATA/prompts_eval.jsonl" data.prepare $short --n 200 --seed 1
+  make "$DATA/prompts_gold.jsonl" data.prepare $short --n 64 --seed 2 --exclude "$DATA/prompts_eval.jsonl"
   make "$DATA/prompts.jsonl" data.prepare $short --exclude "$DATA/prompts_eval.jsonl" "$DATA/prompts_gold.jsonl"
-  make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n $n_instructions --exclude "$IFEVAL"
+  make "$DATA/instructions.jsonl" data.make_instructions --prompts "$DATA/prompts.jsonl" --n 2000 --exclude "$IFEVAL"
 
   make "$DATA/alpaca" data.prepare alpaca-pairs ${ALPACA:+--input "$ALPACA"}
-  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters $answer_characters
+  make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 500
 fi
 
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
 
 if stage reward; then
-  python train_reward.py --preset small --dtype "$DTYPE" --model "$MODEL" --pairs "$DATA/alpaca/pairs_a.jsonl" \
-    --held-out-pairs "$DATA/alpaca/pairs_b.jsonl" --out "$RUNS/reward-proxy" --resume
-  python train_reward.py --preset small --dtype "$DTYPE" --model "$MODEL" --pairs "$DATA/alpaca/pairs_b.jsonl" \
-    --held-out-pairs "$DATA/alpaca/pairs_a.jsonl" --out "$RUNS/reward-gold" --resume
+  pairs=$DATA/alpaca/pairs
+  python train_reward.py $SMALL --model "$MODEL" --pairs "${pairs}_a.jsonl" --held-out-pairs "${pairs}_b.jsonl" \
+    --out "$RUNS/reward-proxy" --resume
+  python train_reward.py $SMALL --model "$MODEL" --pairs "${pairs}_b.jsonl" --held-out-pairs "${pairs}_a.jsonl" \
+    --out "$RUNS/reward-gold" --resume
 fi
 
 # --- 3. warm start, with thinking and without
 
 if stage sft; then
-  python train_sft_warmstart.py --preset small --dtype "$DTYPE" --model "$MODEL" --traces "$DATA/traces.jsonl" \
+  python train_sft_warmstart.py $SMALL --model "$MODEL" --traces "$DATA/traces.jsonl" \
     --out "$RUNS/sft-think" --resume
-  python train_sft_warmstart.py --preset small --dtype "$DTYPE" --model "$MODEL" --traces "$DATA/traces.jsonl" \
+  python train_sft_warmstart.py $SMALL --model "$MODEL" --traces "$DATA/traces.jsonl" \
     --think-format plain --out "$RUNS/sft-plain" --resume
 fi
 
 # --- 4. RLMT and RLHF: the pair that the paper is about
 
-RL="--preset small --dtype $DTYPE --prompts $DATA/prompts.jsonl --reward-model $RUNS/reward-proxy/model \
+RL="$SMALL --prompts $DATA/prompts.jsonl --reward-model $RUNS/reward-proxy/model \
   --gold $GOLD --gold-prompts $DATA/prompts_gold.jsonl"
 
 if stage grpo; then

@@ -13,4 +13,4 @@ MODEL=deepseek-ai/DeepSeek-R1-Distill-Llama-8B row table9/r1-distill-llama-8b-re
 MODEL=hkust-nlp/Qwen-2.5-7B-SimpleRL-Zoo row table9/qwen2.5-7b-simplerl-zoo-released
 MODEL=deepseek-ai/DeepSeek-R1-Distill-Qwen-7B row table9/r1-distill-qwen-7b-released
 THINK_FORMAT=think MODEL=open-thoughts/OpenThinker2-7B row table9/openthinker2-7b-released
-row table9/openthinker2-7b-rlmt grpo --preset paper $AS_RELEASED --model open-thoughts/OpenThinker2-7B
+row table9/openthinker2-7b-rlmt grpo --preset paper$AS_RELEASED --model open-thoughts/OpenThinker2-7B

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from scipy import stats
 
 from utils import fail
 from benchmarks.scoring import INDEX_COLUMNS, bootstrap
-from benchmarks.judge_template import OUR_WORDING
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
@@ -83,11 +83,9 @@ def read_index(folder: Path) -> pd.DataFrame:
 
     Runs with other names are left out. Of two lines for the same value the later one counts.
     """
-    path = folder / "runs.csv"
-    if path.exists():
-        index = pd.read_csv(path)
-    else:
-        index = pd.DataFrame(columns=list(INDEX_COLUMNS))
+    index = pd.DataFrame(columns=list(INDEX_COLUMNS))
+    if (folder / "runs.csv").exists():
+        index = pd.read_csv(folder / "runs.csv")
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
     index["folder"] = [folder / run for run in index["run"]]
@@ -106,39 +104,41 @@ def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
     `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; None for one
-    seed. Exits with 2 if the seeds were not judged alike, as their values have no common mean.
+    seed. Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
-    if len(values):  # most cells have no line, and pandas takes its time for those too
-        values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
+    cell = dict.fromkeys(
+        ("ours", "low", "high", "seed_low", "seed_high", "n", "n_invalid", "task", "fingerprint")
+    )
+    cell["seeds"] = 0
+    if not len(values):  # most cells have no line, and pandas takes its time for those too
+        return cell
+    values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
     seeds = len(values)
     if seeds == 0:
-        names = ("ours", "low", "high", "seed_low", "seed_high", "n", "n_invalid", "task", "fingerprint")
-        empty = dict.fromkeys(names)
-        return empty | {"seeds": 0}
+        return cell
+    names = ", ".join(values["run"])
     if values["fingerprint"].nunique() > 1:
-        names = ", ".join(values["run"])
         fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
+    if values["seed"].duplicated().any():
+        fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
+    first = values.iloc[0]
     mean = values["value"].mean()
-    low = values["low"].iloc[0]
-    high = values["high"].iloc[0]
-    seed_low = None
-    seed_high = None
+    low = first["low"]
+    high = first["high"]
     if seeds > 1:
         low, high = interval_over_tasks(values)
         half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
-        seed_low = factor * (mean - half)
-        seed_high = factor * (mean + half)
-    return {
+        cell["seed_low"] = factor * (mean - half)
+        cell["seed_high"] = factor * (mean + half)
+    return cell | {
         "ours": factor * mean,
         "low": factor * low,
         "high": factor * high,
-        "seed_low": seed_low,
-        "seed_high": seed_high,
-        "n": values["n"].iloc[0],  # that of each seed, as tasks are part of the fingerprint
+        "n": first["n"],  # that of each seed, as tasks are part of the fingerprint
         "n_invalid": values["n_invalid"].sum(),
-        "task": values["benchmark"].iloc[0],
-        "fingerprint": values["fingerprint"].iloc[0],
+        "task": first["benchmark"],
+        "fingerprint": first["fingerprint"],
         "seeds": seeds,
     }
 
@@ -161,8 +161,7 @@ def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
         if not same.any():
             return math.nan, math.nan
         means_of_seeds.append(means[same])
-    task_means = pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean()
-    return bootstrap(task_means)
+    return bootstrap(pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean())
 
 
 def counts(table: pd.DataFrame) -> str:
@@ -194,6 +193,15 @@ def markdown_table(columns: list[str], lines: list[list[str]]) -> str:
     """Lays out a table; `lines` are its cells."""
     head, *body = ["| " + " | ".join(cells) + " |" for cells in [columns, *lines]]
     return "\n".join([head, "|" + "---|" * len(columns), *body])
+
+
+def cells_of_rows(table: pd.DataFrame, columns: list[str], write: Callable) -> dict[str, list[str]]:
+    """Returns {row: what `write` says of its cell in each column, "" without one}."""
+    cells = {(cell.row, cell.benchmark): write(cell) for cell in table.itertuples()}
+    lines = {}
+    for row in table["row"].unique():
+        lines[row] = [cells.get((row, column), "") for column in columns]
+    return lines
 
 
 # --- 2. the paper's tables
@@ -255,12 +263,9 @@ def cell_line(cell, row: str, section: str, lines_of: dict[tuple[str, str, str],
     evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
     same = lines_of.get((row, evaluation, metric), NO_LINES)
     wording = ""
-    if len(same):
-        require_one_line_a_seed(same)
-        measured = same.dropna(subset="value")
-        if len(measured) and cell.benchmark in JUDGED:
-            wording = wording_of(measured["folder"].iloc[0]) or "unknown"
     numbers = summarize_seeds(same, factor)
+    if numbers["seeds"] and cell.benchmark in JUDGED:
+        wording = wording_of(same.dropna(subset="value")["folder"].iloc[0]) or "unknown"
 
     paper = float(cell.value)
     difference = None
@@ -277,18 +282,6 @@ def cell_line(cell, row: str, section: str, lines_of: dict[tuple[str, str, str],
     name = row or f"{cell.model_name or cell.backbone} ({cell.training})"
     line = {"table": cell.table, "row": name, "section": section, "benchmark": cell.benchmark}
     return line | numbers | {"paper": paper, "difference": difference, "status": status, "wording": wording}
-
-
-def require_one_line_a_seed(lines: pd.DataFrame) -> None:
-    """Exits with 2 if a seed has several values of one cell, such as one for each of two temperatures."""
-    repeated = lines[lines["seed"].duplicated(keep=False)]
-    if len(repeated):
-        first = repeated.iloc[0]
-        temperatures = ", ".join(map(str, repeated.loc[repeated["run"] == first["run"], "temperature"]))
-        fail(
-            f"{first['run']} has several values of {first['metric']} (temperatures {temperatures}); a table of the "
-            "paper takes one a seed, so delete the others from runs.csv"
-        )
 
 
 def add_averages(lines: list[dict]) -> None:
@@ -308,21 +301,13 @@ def add_averages(lines: list[dict]) -> None:
 
 
 def wordings(table: pd.DataFrame) -> list[str]:
-    """Writes for each judged column whose words its judges read, and which averages mix our words with others'."""
+    """Writes for each judged column whose words its judges read."""
     sentences = []
-    measured = table[table["wording"] != ""]
-    for column, cells in measured.groupby("benchmark", sort=False):
+    for column, cells in table[table["wording"] != ""].groupby("benchmark", sort=False):
         sides = []
         for wording, part in cells.groupby("wording", sort=False):
             sides.append(f"{wording} ({', '.join(part['row'].unique())})")
         sentences.append(f"Judge's instructions of {column}: {'; '.join(sides)}.")
-
-    for line in table[table["benchmark"].isin(AVERAGES) & (table["seeds"] > 0)].itertuples():
-        parts = measured[(measured["row"] == line.row) & measured["benchmark"].isin(AVERAGES[line.benchmark])]
-        is_ours = parts["wording"] == OUR_WORDING
-        if is_ours.any() and not is_ours.all():
-            mixed = ", ".join(f"{part.benchmark} {part.wording}" for part in parts.itertuples())
-            sentences.append(f"{line.benchmark} of {line.row} is over unlike instructions: {mixed}.")
     return sentences
 
 
@@ -348,12 +333,11 @@ def paper_cell(cell) -> str:
 
 def paper_markdown(table: pd.DataFrame) -> str:
     columns = list(table["benchmark"].unique())
+    states = table.groupby("row")["status"].unique()
     lines = []
-    for (_, row), part in table.groupby(["section", "row"], sort=False):
-        cells = {cell.benchmark: paper_cell(cell) for cell in part.itertuples()}
-        states = part["status"].unique()
-        status = states[0] if len(states) == 1 else "partly measured"
-        lines.append([row, *[cells.get(column, "") for column in columns], status])
+    for row, cells in cells_of_rows(table, columns, paper_cell).items():
+        status = states[row][0] if len(states[row]) == 1 else "partly measured"
+        lines.append([row, *cells, status])
     return markdown_table(["row", *columns, "status"], lines)
 
 
@@ -372,12 +356,10 @@ def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
                 same &= of_row["benchmark"].isin(tasks)
             values = of_row[same].drop_duplicates("seed")  # format_ok has a line for each of two users
             numbers = summarize_seeds(values, 1)
-            if numbers["seeds"]:
-                status = "toy"
-            else:
+            status = "toy"
+            if not numbers["seeds"]:
                 status = "no headline" if len(values) else "not yet run"
-            line = {"table": table, "row": row, "benchmark": column}
-            lines.append(line | numbers | {"status": status})
+            lines.append({"table": table, "row": row, "benchmark": column, **numbers, "status": status})
     return pd.DataFrame(lines)
 
 
@@ -392,21 +374,16 @@ def toy_cell(cell) -> str:
 def toy_markdown(table: pd.DataFrame) -> str:
     """Writes a Markdown table for each kind of rows that have run: those with values in the same columns."""
     measured = table[table["status"] != "not yet run"]
-    rows_by_columns = {}
-    for row, part in measured.groupby("row", sort=False):
-        columns = tuple(part["benchmark"])
-        rows_by_columns.setdefault(columns, []).append(row)
-    texts = [toy_rows(table, rows, columns) for columns, rows in rows_by_columns.items()]
+    columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
+    texts = []
+    for columns in columns_of_row.unique():
+        part = measured[measured["row"].map(columns_of_row) == columns]
+        seeds = part.groupby("row")["seeds"].max()
+        lines = []
+        for row, cells in cells_of_rows(part, columns, toy_cell).items():
+            lines.append([row, str(seeds[row]), *cells])
+        texts.append(markdown_table(["row", "seeds", *columns], lines))
     return "\n\n".join(texts) or "No row has run yet."
-
-
-def toy_rows(table: pd.DataFrame, rows: list[str], columns: tuple[str, ...]) -> str:
-    lines = []
-    for row in rows:
-        part = table[table["row"] == row]
-        cells = {cell.benchmark: toy_cell(cell) for cell in part.itertuples()}
-        lines.append([row, str(part["seeds"].max()), *[cells[column] for column in columns]])
-    return markdown_table(["row", "seeds", *columns], lines)
 
 
 # --- 4. all of them
@@ -420,38 +397,32 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    indices = {}
+    read = functools.cache(read_index)
     texts = {}
     for table, blocks in rows.items():
         first = next(iter(blocks.values()))
-        if first.folder not in indices:
-            indices[first.folder] = read_index(results / first.folder)
-        index = indices[first.folder]
-        is_toy = first.evaluations == ["gold"]
-        if is_toy:
+        index = read(results / first.folder)
+        if first.evaluations == ["gold"]:
             name = table
             numbers = toy_table(table, list(blocks), index)
-            rounded = numbers.round(4)
             markdown = toy_markdown(numbers)
+            numbers = numbers.round(4)
+            notes = [VARIANCE]
         else:
             name = f"table{table}"
             numbers = paper_table(table, list(blocks), index)
-            rounded = numbers
             markdown = paper_markdown(numbers)
-
-        rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
-        notes = [VARIANCE]
-        if not is_toy:
-            notes.insert(0, PRINTED)
-        if numbers["benchmark"].isin(AVERAGES).any():
-            notes.append(AVERAGED)
-        if not is_toy:
+            notes = [PRINTED, VARIANCE]
+            if numbers["benchmark"].isin(AVERAGES).any():
+                notes.append(AVERAGED)
             notes += wordings(numbers)
+
         if numbers["n"].notna().any():
             notes.append(counts(numbers))
         for sentence in judged_unlike(numbers):
             print(f"WARNING: {name}, {sentence}", file=sys.stderr)
             notes.append(sentence)
+        numbers.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
         texts[name] = "\n\n".join([markdown, *notes])
         (folder / f"{name}.md").write_text(texts[name] + "\n")
     return texts

@@ -34,10 +34,9 @@ row toy/toy-rlmt-ppo from toy-sft-think ppo $RL $STEPS
 row toy/toy-rlhf-ppo from toy-sft-plain ppo $RL $STEPS --think-format plain
 
 # --- Zero: GRPO from the base model
-# This base model thinks aloud whatever it is asked. So without thinking no completion has the format, and all are cut
-# off: --allow-truncation lets the run go on.
-MAX_TOKENS=160 row toy/toy-rlmt-zero needs toy-data grpo $RL $STEPS --model data/toy/base --think-format zero_think --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160
-MAX_TOKENS=160 row toy/toy-rlhf-zero needs toy-data grpo $RL $STEPS --model data/toy/base --think-format zero_plain --allow-truncation --max-prompt-tokens 256 --max-completion-tokens 160
+# This base model thinks aloud whatever it is asked. So without thinking no completion has the format, and all are cut off.
+MAX_TOKENS=160 row toy/toy-rlmt-zero needs toy-data grpo $RL $STEPS --model data/toy/base --think-format zero_think --max-prompt-tokens 256 --max-completion-tokens 160
+MAX_TOKENS=160 row toy/toy-rlhf-zero needs toy-data grpo $RL $STEPS --model data/toy/base --think-format zero_plain --max-prompt-tokens 256 --max-completion-tokens 160
 
 # --- Other mixtures of prompts
 prepare toy-data-small-budgets python -m data.toy.world --out "$RESULTS/data-small-budgets" --budgets 11 14

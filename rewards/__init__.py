@@ -19,12 +19,11 @@ The way of a reward: `read_parts` reads the flags, scorer.py computes the value 
 them, and `set_floors` puts some totals below the others of their group.
 """
 
-import importlib
 import inspect
-import json
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan, nan
 from numbers import Real
 from pathlib import Path
 
@@ -56,13 +55,12 @@ CONTEXT = {  # what a reward function may ask for
     "judge": "an Endpoint, with --judge",
 }
 MODEL_OPTIONS = {  # of the rewards that are models
-    "preference": {"chat_template": "", "max_length": 0},
-    "process": {"model": "", "separator": "\n"},  # the default of trl's PRMConfig
+    "preference": {"chat_template": ""},
+    "process": {"model": ""},
     "prime": {"beta": 0.05, "learning_rate": 1e-6},
 }
 DENSE = ("process", "prime")
 UNSUPERVISED = {"majority", "self_certainty", "negative_entropy"}  # with them a policy can collapse
-RESERVED = ("gold", "missing", "truncated", "flat_groups")  # logged under names like a reward's
 
 
 # --- 1. --rewards and --reward-args
@@ -73,9 +71,8 @@ class Part:
     """One reward of a run."""
 
     name: str
-    weight: float
-    """What its value is multiplied with; 0 for a gate."""
-    is_gate: bool
+    weight: float | None
+    """What its value is multiplied with; None: it is a gate."""
     function: Callable | None
     """None for a reward that is a model."""
     asks: list[str]
@@ -110,22 +107,24 @@ def _read_part(word: str) -> Part:
     """Reads NAME:WEIGHT, NAME:gate, or the same of path/to/file.py:function, whose weight may be left out."""
     path, is_own, rest = word.rpartition(".py:")
     name, _, weight = rest.partition(":")
-    if is_own and name not in REWARDS and name not in RESERVED:
-        function = load_function(f"{path}.py:{name}")
-        weight = weight or "1"
-    elif not is_own and name in REWARDS:
-        function = _import(REWARDS[name])
-    else:
+    if bool(is_own) == (name in REWARDS):
         fail(
             f"--rewards {word}: there are {', '.join(REWARDS)}, and functions of your own with other names as "
             "path/to/file.py:function:WEIGHT"
         )
-    is_gate = weight == "gate"
-    try:
-        number = 0.0 if is_gate else float(weight)
-    except ValueError:
-        fail(f"--rewards {word}: write {name}:WEIGHT (a number) or {name}:gate")
+    function = None
+    if is_own:
+        function = load_function(f"{path}.py:{name}")
+        weight = weight or "1"
+    elif REWARDS[name]:
+        function = pkgutil.resolve_name(f"rewards.{REWARDS[name]}")
 
+    number = None
+    if weight != "gate":
+        try:
+            number = float(weight)
+        except ValueError:
+            fail(f"--rewards {word}: write {name}:WEIGHT (a number) or {name}:gate")
     asks = []
     options = dict(MODEL_OPTIONS.get(name, {}))
     if function:
@@ -139,35 +138,25 @@ def _read_part(word: str) -> Part:
                 )
             else:
                 options[parameter.name] = parameter.default
-    return Part(name, number, is_gate, function, asks, options, VERIFIERS.get(name, ""))
-
-
-def _import(file_and_function: str) -> Callable | None:
-    if not file_and_function:
-        return None
-    file, _, function = file_and_function.partition(".")
-    return getattr(importlib.import_module(f"rewards.{file}"), function)
+    return Part(name, number, function, asks, options, VERIFIERS.get(name, ""))
 
 
 def _set_option(word: str, parts: dict[str, Part]) -> None:
-    """Sets the option of a word NAME.OPTION=VALUE, by the type of its default."""
+    """Sets the option of a word NAME.OPTION=VALUE, by its annotation or else by the type of its default."""
+    from pydantic import TypeAdapter, ValidationError  # slow to import, and most runs set no option
+
     place, _, text = word.partition("=")
     name, _, option = place.partition(".")
     if name not in parts or option not in parts[name].options:
         known = [f"{part.name}.{option}" for part in parts.values() for option in part.options]
         fail(f"--reward-args {word}: write NAME.OPTION=VALUE with one of {', '.join(known) or 'no options'}")
-    default = parts[name].options[option]
-    value = text
-    if not isinstance(default, str):
-        try:
-            value = json.loads(text.lower())  # a number, true or false
-        except ValueError:
-            fail(f"--reward-args {word}: {text!r} is no number, true or false")
-    if isinstance(default, float):
-        value = float(value)
-    if default is not None and type(value) is not type(default):
-        fail(f"--reward-args {word}: must be of type {type(default).__name__}, like its default {default!r}")
-    parts[name].options[option] = value
+    options = parts[name].options
+    annotations = getattr(parts[name].function, "__annotations__", {})
+    kind = annotations.get(option, type(options[option]))
+    try:
+        options[option] = TypeAdapter(kind).validate_strings(text)
+    except ValidationError as error:
+        fail(f"--reward-args {word}: {error.errors()[0]['msg']}")
 
 
 # --- 2. checks, before a model is loaded
@@ -179,10 +168,8 @@ def check(args, prompts: list[dict], accelerator) -> None:
     for part in parts.values():
         _check_part(part, args, prompts, accelerator)
     need_verdicts = []
-    if getattr(args, "pass_at_k", 0):
-        need_verdicts.append("--pass-at-k")
-        if args.pass_at_k > args.group_size:
-            fail(f"--pass-at-k {args.pass_at_k} must be at most --group-size {args.group_size}")
+    if getattr(args, "scale_rewards", "") == "pass_at_k":
+        need_verdicts.append("--scale-rewards pass_at_k")
     if "prime" in parts:
         need_verdicts.append("--rewards prime")
     if need_verdicts and not VERIFIERS.keys() & parts.keys():
@@ -196,9 +183,9 @@ def check(args, prompts: list[dict], accelerator) -> None:
 
         check_preference(args)
     if "process" in parts:
-        from rewards.dense import check_process_model
-
-        check_process_model(parts["process"].options["model"])
+        if not parts["process"].options["model"]:
+            fail("--rewards process needs --reward-args process.model=file.py:function")
+        load_function(parts["process"].options["model"])
     if "code" in parts:
         from rewards.sandbox import announce_barrier
 
@@ -219,7 +206,7 @@ def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
     if read_field:  # raises ValueError for a row whose field it cannot read
         for prompt in with_field:
             or_fail(read_field, prompt)
-    rule = "gate" if part.is_gate else f"weight {part.weight:g}"
+    rule = "gate" if part.weight is None else f"weight {part.weight:g}"
     options = "".join(f", {option}={value!r}" for option, value in part.options.items())
     accelerator.print(
         f"reward {part.name}: {rule}{options}; applies to {len(with_field)} of {len(prompts)} prompts"
@@ -236,11 +223,12 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
     if judged_parts and accelerator.is_main_process:
         from rewards.judged import judge_endpoint, try_judge as try_reward
 
-        given = {"group_size": 2, "max_tokens": args.max_completion_tokens}
+        given = {"group_size": 1, "max_tokens": args.max_completion_tokens}
         for part in judged_parts:
             prompt = next(prompt for prompt in prompts if not part.field or has_field(prompt, part.field))
             options = part.options | {name: given[name] for name in part.asks if name in given}
-            try_reward(judge_endpoint(args, parts, run), part.function, prompt, "--judge", **options)
+            judge = judge_endpoint(args, run)
+            try_reward(judge, part.function, prompt, "--judge", args.overwrite, **options)
     if args.gold.startswith("judge:"):
         from rewards.gold import try_judge
 
@@ -285,65 +273,41 @@ def verdict(row: dict, values: dict[str, float | None], parts: list[Part]) -> fl
     return None
 
 
-@dataclass
-class Total:
-    """The reward of a completion on its way."""
+def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> tuple[float, bool]:
+    """Returns the sum of weight * value over the parts that apply to a row, and whether it gets a floor instead.
 
-    value: float | None
-    """None: there is none."""
-    contributions: dict[str, float | None]
-    """What each part adds to the value."""
-    failed: str
-    """The first gate whose value is below 1; "" if all are passed."""
-    gets_floor: bool
-
-
-def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> Total:
-    """Adds weight * value of each part. Where a part does not apply it adds 0 and stops nothing.
-
-    There is no total where a part that applies has no value, or where no part with a weight applies.
+    It gets one if it fails a gate, too: a value below 1. The sum is NaN where a part that applies has no value, or where no
+    part with a weight applies.
     """
-    total = Total(None, {}, "", row["gets_floor"])
-    has_weight = False
+    gets_floor = row["gets_floor"]
+    weighted = []
     for part in parts:
         value = values[part.name]
-        added = 0.0
         if part.field and not has_field(row, part.field):
-            pass
-        elif value is None or row["gets_floor"]:
-            added = None
-        elif not part.is_gate:
-            added = part.weight * value
-            has_weight = True
-        elif value < 1 and not total.failed:
-            total.failed = part.name
-        total.contributions[part.name] = added
-    if has_weight and None not in total.contributions.values():
-        total.value = sum(total.contributions.values())
-    return total
+            continue
+        if value is None:
+            weighted.append(nan)
+        elif part.weight is None:
+            gets_floor |= value < 1
+        else:
+            weighted.append(part.weight * value)
+    total = nan
+    if weighted:
+        total = sum(weighted)
+    return total, gets_floor
 
 
-def set_floors(totals: list[Total], group_size: int, margin: float) -> None:
-    """Puts totals that fail a gate, then those that get a floor, `margin` below the lowest of their group's others.
+def set_floors(totals: list[tuple[float, bool]], group_size: int, margin: float) -> list[float]:
+    """Returns the rewards: the sums of `add_up`, and as floor `margin` less than the lowest of the group's others.
 
-    That holds whatever else a completion has or lacks. Without others the lowest is 0.
+    Without others the lowest is 0.
     """
+    rewards = []
     for group in in_groups(totals, group_size):
-        # gates first: a floor lies below them too
-        floor = _floor([total for total in group if not total.failed], margin)
-        for total in group:
-            if total.failed:
-                total.value = floor
-                known = {name: added or 0.0 for name, added in total.contributions.items()}
-                known[total.failed] = floor - sum(known.values())
-                total.contributions = known
-        floor = _floor([total for total in group if not total.gets_floor], margin)
-        for total in group:
-            if total.gets_floor:
-                total.value = floor
-                total.contributions = dict.fromkeys(total.contributions)
-
-
-def _floor(others: list[Total], margin: float) -> float:
-    known = [total.value for total in others if total.value is not None]
-    return min(known, default=0.0) - margin
+        others = [total for total, gets_floor in group if not gets_floor and not isnan(total)]
+        floor = min(others, default=0.0) - margin
+        for total, gets_floor in group:
+            if gets_floor:
+                total = floor
+            rewards.append(total)
+    return rewards

@@ -45,7 +45,8 @@ def try_judge(args, prompt: dict, run: Path) -> None:
         from rewards import judged
 
         prompt = {"messages": prompt["messages"]}
-        judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
+        judge = _judge_endpoint(args, run)
+        judged.try_judge(judge, judged.judge_mark, prompt, "--gold", args.overwrite)
 
 
 def load_gold(args, device: str, run: Path) -> Callable | None:
@@ -109,28 +110,23 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
     completions = sample_completions(own_prompts, sampler, scorer.args.think_format)
     sampler.sleep()
 
-    truncated = scorer.measure(completions)
+    scorer.measure(completions)
     rows = gather_object([completion.row() for completion in completions])
     is_best = False
     if accelerator.is_main_process:
-        is_best = log_held_out(run, step, rows[: len(prompts)], truncated)
+        is_best = log_held_out(run, step, rows[: len(prompts)])
     return broadcast_object_list([is_best])[0]
 
 
-def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None = None) -> bool:
+def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
 
     Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Step 0 is logged, but
     cannot be the best: it is no checkpoint, so a later step need not exceed it.
-
-    Args:
-        truncated: share of the texts that a reward model as gold cut; None with another gold.
     """
     path = run / "held_out.jsonl"
     earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and line["gold"] is not None]
     line = {"step": step} | _means(rows)
-    if truncated is not None:
-        line["gold_truncated"] = truncated
     append_jsonl(path, [line])
     append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)

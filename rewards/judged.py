@@ -16,23 +16,18 @@ from string import Template
 
 from benchmarks.scoring import read_object
 from rewards.judge_prompts import PROMPTS
-from rewards.shared import Values, has_field, verified_values
-from rlmt.endpoint import TWO_LINES, Endpoint, call_timeout, has_no_reply, try_endpoint
+from rewards.shared import Values, has_field
+from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
 
 
-def judge_endpoint(args, parts: list, run: Path) -> Endpoint:
-    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key.
-
-    A judge that may write a long reply, as one that thinks, gets more time for it.
-    """
-    longest_reply = max(part.options.get("judge_max_tokens", 0) for part in parts)
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
-        timeout=call_timeout(longest_reply),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -70,10 +65,9 @@ def _ask(
     rows: list[dict],
     make_request: Callable[[dict], dict],
     parse: Callable[[str], object],
-    empty: float = 0.0,
     needs: str = "",
 ) -> list:
-    """Returns what `parse` makes of the reply about each row; `empty` for an empty response.
+    """Returns what `parse` makes of the reply about each row; 0 for an empty response.
 
     None where the judge failed, another row gets a floor, or the prompt lacks the field `needs`.
     """
@@ -83,7 +77,7 @@ def _ask(
         if needs and not has_field(row, needs):
             continue
         if not row["response"].strip():
-            values[place] = empty
+            values[place] = 0.0
         elif not row.get("gets_floor"):
             requests[place] = make_request(row)
     replies = judge.ask(list(requests.values()), parse, name="judge")
@@ -99,14 +93,17 @@ class FirstRequest(Exception):
         raise FirstRequest(requests[0])
 
 
-def try_judge(judge: Endpoint, function, prompt: dict, flag: str, **options) -> None:
-    """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes."""
+def try_judge(judge: Endpoint, function, prompt: dict, flag: str, fresh: bool = False, **options) -> None:
+    """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes.
+
+    `fresh`: see `try_endpoint`.
+    """
     row = {**prompt, "text": TWO_LINES, "response": TWO_LINES, "thinking": "", "status": "ok"}
     row |= {"n_tokens": 16, "n_thinking_tokens": 0}
     try:
         function([row], judge=FirstRequest(), **options)
     except FirstRequest as found:
-        try_endpoint(judge, found.args[0], flag)
+        try_endpoint(judge, found.args[0], flag, fresh)
 
 
 # --- 2. what a judge says
@@ -131,12 +128,10 @@ def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:
 
 def read_mark(found: dict) -> float:
     """Reads `mark`, a number from 1 to 10, or a text that is one. ValueError for anything else."""
-    mark = found.get("mark")
-    number = float(mark) if isinstance(mark, str) else mark
-    is_number = isinstance(number, int | float) and not isinstance(mark, bool)
-    if not is_number or not 1 <= number <= 10:
-        raise ValueError(f"mark is {str(mark)[:40]!r}")
-    return float(number)
+    mark = float(str(found.get("mark")))  # of true or a list the text is no number
+    if not 1 <= mark <= 10:
+        raise ValueError(f"mark is {mark}")
+    return mark
 
 
 # --- 3. the rewards
@@ -157,30 +152,20 @@ def judge_mark(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_
     return _ask(judge, rows, make_request, read_share)
 
 
-def factual(
-    rows: list[dict],
-    judge: Endpoint,
-    incorrect: float = 0.0,
-    not_attempted: float = 0.0,
-    value: float = 1.0,
-    no_eos: float | None = None,
-    judge_max_tokens: int = REPLY_TOKENS,
-) -> Values:
+def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
     """Asks whether the response says what `reference` says, with SimpleQA's three verdicts.
 
-    Returns `value` times 1 (correct), `incorrect` or `not_attempted`; an empty response counts as not
-    attempted. Rows need `reference`. `value` and `no_eos`: see shared.verified_values.
+    Returns 1 for correct, 0 for incorrect, not attempted or an empty response. Rows need `reference`.
     """
-    worth = {"correct": 1.0, "incorrect": incorrect, "not_attempted": not_attempted}
 
     def make_request(row: dict) -> dict:
         return request("factual", judge_max_tokens, case=case(row, "reference", "response"))
 
     def read_verdict(text: str) -> float:
-        return worth[read_choice(read_json(text), "verdict", tuple(worth))]
+        verdict = read_choice(read_json(text), "verdict", ("correct", "incorrect", "not_attempted"))
+        return float(verdict == "correct")
 
-    shares = _ask(judge, rows, make_request, read_verdict, not_attempted, "reference")
-    return verified_values(rows, shares, value, no_eos)
+    return _ask(judge, rows, make_request, read_verdict, "reference")
 
 
 def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
@@ -205,17 +190,15 @@ def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKE
             raise ValueError("no criterion is answered")
         return met
 
-    shares = []
-    for row, met in zip(rows, _ask(judge, rows, make_request, read_met, [], "rubric"), strict=True):
-        share = None
-        if met == []:  # an empty response
-            share = 0.0
-        elif met is not None:
-            weights = [weight for _, weight in read_rubric(row)]
-            if len(met) == len(weights):
-                share = sum(itertools.compress(weights, met)) / sum(weights)
-        shares.append(share)
-    return shares
+    values = _ask(judge, rows, make_request, read_met, "rubric")
+    for place, met in enumerate(values):
+        if not met:  # no reply, or an empty response
+            continue
+        weights = [weight for _, weight in read_rubric(rows[place])]
+        values[place] = None
+        if len(met) == len(weights):
+            values[place] = sum(itertools.compress(weights, met)) / sum(weights)
+    return values
 
 
 def read_rubric(row: dict) -> list[tuple[str, float]]:
@@ -252,7 +235,7 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
             raise ValueError("no list of 7 to 20 criteria")
         criteria = []
         for item in items:
-            if not isinstance(item, dict) or not str(item.get("criterion") or "").strip():
+            if not isinstance(item, dict) or not item.get("criterion"):
                 raise ValueError("a criterion has no text")
             importance = read_choice(item, "importance", tuple(IMPORTANCE))
             criteria.append({"criterion": str(item["criterion"]), "weight": IMPORTANCE[importance]})

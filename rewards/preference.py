@@ -1,25 +1,25 @@
 """Scores what the policy wrote by a reward model: the reward `preference`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from torch.nn.utils.rnn import pad_sequence
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rewards import read_parts
 from rlmt.chat import (
+    check_writable,
     closing_ids,
     context_length,
     load_config,
     load_tokenizer,
     render_answers,
-    unwritable_tag,
     without_control,
 )
 from rlmt.model import load_weights
-from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
+from utils import DEVICE, compute_dtype, join_thinking, or_fail, or_warn, response_to_score
 
 # tokens in one forward, padding included; larger batches were no faster on a CPU
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
@@ -34,10 +34,9 @@ class RewardModel:
             the response alone (paper, equation 3), which utils.response_to_score finds.
         think_format: the policy's, a key of utils.THINK_FORMATS.
         chat_template: a Jinja file, for a reward model that has none.
-        max_length: tokens of conversation and completion; 0: as many as the model's context holds.
         dtype: that of weights and computation, see utils.compute_dtype.
 
-    `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
+    `cut` says of each encoded text whether it was too long; Scorer resets it.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class RewardModel:
         reward_on: str = "think+response",
         think_format: str = "think",
         chat_template: str = "",
-        max_length: int = 0,
         device: str = DEVICE,
         dtype: str = "auto",
     ):
@@ -58,16 +56,16 @@ class RewardModel:
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # computes the scalar itself in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
-        self.max_length = max_length or context_length(self.model.config)
+        self.max_length = context_length(self.model.config)
         self.tokens_per_batch = TOKENS_PER_BATCH[self.model.device.type]
-        self.n_scored = 0
-        self.n_truncated = 0
+        self.cut = []
 
     @staticmethod
     def check(path: str, chat_template: str, reward_on: str, think_format: str) -> Tokenizer:
         """Returns the tokenizer with its chat template; checks the model without loading weights.
 
-        The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits with 2 if the folder cannot be used.
+        The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits with 2 if the
+        folder cannot be used.
         """
         tokenizer = load_tokenizer(path)
         config = load_config(path)
@@ -96,9 +94,8 @@ class RewardModel:
         turns = [*messages, {"role": "assistant", "content": completion}]
         turns = without_control(self.tokenizer, turns)
         ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
-        self.n_scored += 1
-        if len(ids) > self.max_length:
-            self.n_truncated += 1
+        self.cut.append(len(ids) > self.max_length)
+        if self.cut[-1]:
             closing = closing_ids(self.tokenizer)
             ids = ids[: self.max_length - len(closing)] + closing
         return ids
@@ -118,55 +115,44 @@ class RewardModel:
     def score_ids(self, ids: list[list[int]]) -> list[float]:
         """Returns the rewards (B,) of conversations given as token ids."""
         scores = [0.0] * len(ids)
-        for batch in longest_first([len(row) for row in ids], self.tokens_per_batch):
-            for i, score in zip(batch, self._forward([ids[i] for i in batch]), strict=True):
-                scores[i] = score
+        # rows of about equal length are padded together
+        places = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
+        while places:
+            n_rows = max(1, self.tokens_per_batch // len(ids[places[0]]))
+            batch = places[:n_rows]
+            places = places[n_rows:]
+            for place, score in zip(batch, self._forward([ids[place] for place in batch]), strict=True):
+                scores[place] = score
         return scores
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
         """Scores one batch, padded on the right."""
-        width = max(len(row) for row in rows)
         # The head reads the last token that is not the pad token, so the pad id must end no row: of one id more
         # than there are rows, one does not.
         pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad
-        ids = [row + [pad] * (width - len(row)) for row in rows]
-        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        logits = self.model(
-            torch.tensor(ids, device=self.model.device),
-            attention_mask=torch.tensor(mask, device=self.model.device),
-        ).logits
-        return logits[:, 0].tolist()
+        ids, mask = pad_right(rows, pad, self.model.device)
+        return self.model(ids, attention_mask=mask).logits[:, 0].tolist()
 
 
 def _to_float32(_, args: tuple) -> tuple:
     return (args[0].float(),)
 
 
-def longest_first(lengths: list[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Yields the places of the rows of each batch, so that rows of about equal length are padded together.
-
-    A batch has at most `tokens_per_batch` tokens, padding included, or a single row.
-    """
-    places = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
-    start = 0
-    while start < len(places):
-        n_rows = max(1, tokens_per_batch // lengths[places[start]])
-        yield places[start : start + n_rows]
-        start += n_rows
+def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns token ids and attention mask, both (B, width)."""
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True)
+    return ids.to(device), mask.to(device)
 
 
 def check_preference(args) -> None:
     """Exits with 2 if `args.reward_model` cannot score the format of the run."""
     template = _options(args)["chat_template"]
     tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
-    tag = unwritable_tag(tokenizer, args.think_format)
-    if tag and args.reward_on == "think+response":
-        PartialState().print(
-            f"WARNING: {args.reward_model} reads {tag!r} as an unknown token; with --reward-on response it reads "
-            "no tags"
-        )
+    if args.reward_on == "think+response":  # with --reward-on response it reads no tags
+        or_warn("--reward-model", check_writable, tokenizer, args.think_format)
     config = load_config(args.reward_model)
     learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:

@@ -4,7 +4,6 @@ A group is the G completions of a prompt in GRPO, next to each other, and all co
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from rewards import DENSE, VERIFIERS, Part, add_up, call, read_parts, set_floors, verdict
+from rewards import DENSE, Part, add_up, call, read_parts, set_floors, verdict
 from rewards.shared import Values
 from rlmt.model import set_entropy_statistics
 from rlmt.sampler import share_of
@@ -28,8 +27,9 @@ class Scorer:
         self.accelerator = accelerator
         self.parts = [part for part in read_parts(args) if part.name not in DENSE]
         names = [part.name for part in self.parts]
-        self.is_preference_alone = names == ["preference"] and self.parts[0].weight == 1
-        self.reward_name = "preference" if self.is_preference_alone else "total"
+        self.reward_name = "total"
+        if names == ["preference"] and self.parts[0].weight == 1:
+            self.reward_name = "preference"
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
         device = str(accelerator.device)
         self.reward_model = None
@@ -46,63 +46,17 @@ class Scorer:
         if any("judge" in part.asks for part in self.parts) and accelerator.is_main_process:
             from rewards.judged import judge_endpoint
 
-            self.judge = judge_endpoint(args, self.parts, run)
-
-        self._thread = None
-        self._stream = None
-        if torch.cuda.is_available():  # a second thread scores completions while others are still sampled
-            device_index = torch.cuda.current_device()  # a new thread would take GPU 0, and memory of it
-            self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(device_index,))
-            self._stream = torch.cuda.Stream()
-        # Not on a CPU: the second thread would bring its OpenMP threads, and where OpenMP has more threads than there
-        # are cores it stops to wait actively, which makes every operation of the first thread slower.
-        self._waiting = []  # completions of a batch that is not full yet
-        self._scoring = []  # a future for each batch that the thread has been given
-
-    # --- the preference, while others are sampled
-
-    def enqueue(self, completion) -> None:
-        """Takes a completion that has just ended, and has each full batch of them scored; `set_rewards` waits.
-
-        Batches follow from the order in which completions end, so runs repeat to the bit.
-        """
-        if self.reward_model is None:
-            return
-        self._waiting.append(completion)
-        n_tokens = sum(len(waiting.ids) for waiting in self._waiting)
-        if n_tokens >= self.reward_model.tokens_per_batch:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._waiting and self._thread:
-            self._scoring.append(self._thread.submit(self._set_preferences, self._waiting))
-        elif self._waiting:
-            self._set_preferences(self._waiting)
-        self._waiting = []
-
-    def _set_preferences(self, completions: list) -> None:
-        texts = [text_to_score(completion, self.args) for completion in completions]
-        with torch.cuda.stream(self._stream):  # does nothing without a GPU, where the stream is None
-            scores = preferences_of(self.reward_model, completions, texts)
-        for completion, score in zip(completions, scores, strict=True):
-            completion.rewards["preference"] = score
-
-    # --- all parts
+            self.judge = judge_endpoint(args, run)
 
     def set_rewards(self, completions: list, group_size: int, model: torch.nn.Module) -> None:
-        """Sets rewards (gold too), contributions, correct and reward of this process's completions.
+        """Sets rewards (gold too), correct and reward of this process's completions; all processes call it.
 
-        All processes call it. Every completion was handed to `enqueue` before. A judge of --gold is asked about each.
-        One without a reward (a judge failed) gets NaN, and its advantage is 0.
+        A judge of --gold is asked about each. One without a reward (a judge failed) gets NaN, and its advantage is 0.
 
         Args:
             completions: whole groups. All processes have equally many.
             model: the policy, whose entropies some rewards read.
         """
-        self._flush()
-        for batch in self._scoring:
-            batch.result()  # waits, and raises what the thread raised
-        self._scoring = []
         if self.needs_entropies:
             set_entropy_statistics(
                 model,
@@ -115,31 +69,25 @@ class Scorer:
         for completion in completions:
             floor = {"gets_floor": gets_floor(completion.status, self.args)}
             rows.append(completion.prompt | completion.row() | floor)
-        columns = {part.name: self._values(part, rows, group_size) for part in self.parts}
-        has_verifier = any(part.name in VERIFIERS for part in self.parts)
+        columns = {part.name: self._values(part, completions, rows, group_size) for part in self.parts}
+        golds = gold_of(self.gold, completions)
         totals = []
         for i, completion in enumerate(completions):
             values = {name: column[i] for name, column in columns.items()}
             totals.append(add_up(rows[i], values, self.parts))
-            completion.rewards |= values
-            if has_verifier:
-                completion.correct = verdict(rows[i], values, self.parts)
+            completion.rewards |= values | golds[i]
+            completion.correct = verdict(rows[i], values, self.parts)
 
         # a floor depends on the whole group, and PPO's group is spread over all processes
-        totals = gather_object(totals)
-        set_floors(totals, group_size, self.args.format_margin)
-        for completion, total in zip(completions, share_of(totals, self.accelerator), strict=True):
-            value = math.nan if total.value is None else total.value
-            completion.reward = np.float32(value).item()  # as the trainer computes with it
-            if not self.is_preference_alone:
-                completion.contributions = total.contributions
-        self._set_gold(completions)
+        rewards = set_floors(gather_object(totals), group_size, self.args.format_margin)
+        for completion, reward in zip(completions, share_of(rewards, self.accelerator), strict=True):
+            completion.reward = np.float32(reward).item()  # as the trainer computes with it
 
-    def _values(self, part: Part, rows: list[dict], group_size: int) -> Values:
+    def _values(self, part: Part, completions: list, rows: list[dict], group_size: int) -> Values:
         """Returns the values of a part for this process's rows; the main process asks a judge about those of all."""
         given = {"group_size": group_size, "max_tokens": self.args.max_completion_tokens, "judge": self.judge}
         if part.name == "preference":
-            return [row["rewards"]["preference"] for row in rows]
+            return self._preferences(completions)
         if "judge" not in part.asks:
             return call(part, rows, given)
         every = gather_object(rows)
@@ -148,33 +96,28 @@ class Scorer:
             values = call(part, every, given)
         return share_of(broadcast_object_list([values])[0], self.accelerator)
 
-    def _set_gold(self, completions: list) -> None:
-        for completion, value in zip(completions, gold_of(self.gold, completions), strict=True):
-            completion.rewards |= value
+    def _preferences(self, completions: list) -> Values:
+        texts = [text_to_score(completion, self.args) for completion in completions]
+        return preferences_of(self.reward_model, completions, texts)
 
-    def measure(self, completions: list) -> float | None:
-        """Sets preference and gold of completions that nothing is trained on; all processes call it.
-
-        Returns the share of the texts that a reward model as gold cut; None with another gold.
-        """
-        for completion in completions:
-            completion.rewards["preference"] = None
+    def measure(self, completions: list) -> None:
+        """Sets preference and gold of completions that nothing is trained on; all processes call it."""
+        preferences = [None] * len(completions)
         if self.reward_model is not None:
-            self._set_preferences(completions)
-        self._set_gold(completions)
-        return self.pop_truncated().get("gold/truncated")  # the next count is of training steps only
+            preferences = self._preferences(completions)
+        golds = gold_of(self.gold, completions)
+        for completion, preference, gold in zip(completions, preferences, golds, strict=True):
+            completion.rewards = {"preference": preference} | gold
+        self.pop_truncated()  # the next count is of training steps only
 
     def pop_truncated(self) -> dict[str, float]:
         """Returns the share of all processes' texts that each reward model cut since the last call."""
         shares = {}
         for name, model in (("reward/truncated", self.reward_model), ("gold/truncated", self.gold)):
-            if not hasattr(model, "n_truncated"):  # none, or a gold that is a function or a judge
-                continue
-            counts = torch.tensor([model.n_truncated, model.n_scored], device=self.accelerator.device)
-            truncated, n_scored = self.accelerator.reduce(counts, "sum").tolist()
-            shares[name] = truncated / max(1, n_scored)
-            model.n_truncated = 0
-            model.n_scored = 0
+            if hasattr(model, "cut"):  # not of a gold that is a function or a judge
+                cut = gather_object(model.cut)
+                shares[name] = sum(cut) / max(1, len(cut))
+                model.cut = []
         return shares
 
 
@@ -206,8 +149,10 @@ def preferences_of(reward_model, completions: list, texts: list[str | None]) -> 
     values = [None] * len(completions)
     for place, score in zip(places, scores, strict=True):
         if not math.isfinite(score):
-            message = f"the reward model gave {score} for prompt {completions[place].messages}"
-            raise RuntimeError(f"{message} and completion {completions[place].text!r}")
+            one = completions[place]
+            raise RuntimeError(
+                f"the reward model gave {score} for prompt {one.messages} and completion {one.text!r}"
+            )
         values[place] = score
     return values
 

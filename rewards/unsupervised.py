@@ -1,6 +1,5 @@
 """Rewards from a policy's agreement with itself or its confidence, and `Collapse`, which ends a run that exploits them."""
 
-import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,9 +12,9 @@ from rewards.verified import final_answer, spell
 # --- 1. agreement and confidence
 
 
-def _comparable_answer(row: dict) -> str | None:
+def _comparable_answer(response: str) -> str | None:
     """Returns the final answer of a response in MATH's spelling, without thousands separators; None without one."""
-    answer = final_answer(row["response"])
+    answer = final_answer(response)
     if answer is None:
         return None
     try:
@@ -45,7 +44,7 @@ def majority(rows: list[dict], group_size: int) -> Values:
     for group in in_groups(rows, group_size):
         answers = []
         for row in group:
-            answers.append(None if row.get("gets_floor") else _comparable_answer(row))
+            answers.append(None if row.get("gets_floor") else _comparable_answer(row["response"]))
         votes = _count_votes(answers)
         if votes:
             winner, _ = votes.most_common(1)[0]  # the first of equals
@@ -71,9 +70,8 @@ def negative_entropy(rows: list[dict]) -> Values:
 
 # --- 2. collapse
 
-COLLAPSE_STEPS = (
-    10  # a run ends when the last so many steps are all beyond a limit, and nothing is left to tell apart
-)
+# a run ends when the last so many steps are all beyond a limit, and nothing is left to tell apart
+COLLAPSE_STEPS = 10
 HIGHEST_AGREEMENT = 0.99
 LOWEST_ENTROPY = 0.02  # nats per token
 
@@ -81,13 +79,8 @@ LOWEST_ENTROPY = 0.02  # nats per token
 class Collapse:
     """Follows how far the policy has collapsed, over the steps of a run, and ends the run.
 
-    Metrics of a step:
-        agreement: share of a group that gives its most frequent answer, mean over groups; left out where a group
-            has several prompts, as in PPO, because answers to different questions need not agree
-        distinct_answers: number of different answers in a group, mean over groups; left out likewise
-        distinct_responses: number of different responses in a group, as a share of the group; mean over groups
-        no_answer: share of the rows without an answer
-        entropy: mean over rows, nats per token; left out where the trainer does not measure it
+    Logs collapse/agreement: the share of a group that gives its most frequent answer, mean over groups. It is left out
+    where a group has several prompts, as in PPO, because answers to different questions need not agree.
     """
 
     def __init__(self, run: Path, group_size: int):
@@ -96,21 +89,12 @@ class Collapse:
 
     def indicators(self, completions: list) -> dict[str, float]:
         """Returns the metrics of a step."""
-        rows = [completion.row() for completion in completions]
-        answers = [_comparable_answer(row) for row in rows]
-        responses = [row["response"] for row in rows]
-        different = [len(set(group)) / self.group_size for group in in_groups(responses, self.group_size)]
-        found = {"collapse/distinct_responses": fmean(different)}
-        found["collapse/no_answer"] = answers.count(None) / len(rows)
-        if rows[0]["id"] == rows[self.group_size - 1]["id"]:
-            votes = [_count_votes(group) for group in in_groups(answers, self.group_size)]
-            most = [max(vote.values(), default=0) / self.group_size for vote in votes]
-            found["collapse/agreement"] = fmean(most)
-            found["collapse/distinct_answers"] = fmean(len(vote) for vote in votes)
-        entropies = [row["mean_entropy"] for row in rows if "mean_entropy" in row]
-        if entropies:
-            found["collapse/entropy"] = fmean(entropies)
-        return found
+        if completions[0].id != completions[self.group_size - 1].id:
+            return {}
+        answers = [_comparable_answer(completion.response) for completion in completions]
+        votes = [_count_votes(group) for group in in_groups(answers, self.group_size)]
+        most = [max(vote.values(), default=0) / self.group_size for vote in votes]
+        return {"collapse/agreement": fmean(most)}
 
     def check(self, step: int, metrics: dict, completions: list) -> str:
         """Returns why the run should end after this step, or ""."""
@@ -120,6 +104,6 @@ class Collapse:
             return ""
         if all(step.get("collapse/agreement", 0) >= HIGHEST_AGREEMENT for step in last):
             return f"collapsed: agreement of {HIGHEST_AGREEMENT} or more in {COLLAPSE_STEPS} steps"
-        if all(step.get("collapse/entropy", math.inf) <= LOWEST_ENTROPY for step in last):
+        if all(step["entropy"] <= LOWEST_ENTROPY for step in last):
             return f"collapsed: entropy of {LOWEST_ENTROPY} nats or less in {COLLAPSE_STEPS} steps"
         return ""

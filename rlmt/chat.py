@@ -77,32 +77,23 @@ def zero_template(instruction: str) -> str:
     return _BOS + "{{ " + json.dumps(instruction.rstrip(), ensure_ascii=False) + " }}\n\n" + _TURNS
 
 
-def check_instruction(path: str, text: str, think_format: str) -> None:
-    """Raises ValueError unless the text of a file that is no Jinja asks for the tags of a Zero format."""
-    wanted = THINK_FORMATS[think_format]
-    if not wanted.instruction:
-        raise ValueError(
-            f"--chat-template {path}: no Jinja in it; a plain text is the instruction of the formats zero_think and "
-            "zero_plain"
-        )
-    missing = [tag for tag in wanted.tags if tag not in text]
-    if missing:
-        raise ValueError(f"--chat-template {path}: it does not ask for {', '.join(missing)} ({think_format})")
-
-
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
     """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
-    instruction = THINK_FORMATS[think_format].instruction
+    wanted = THINK_FORMATS[think_format]
     if chat_template != "auto":
         text = Path(chat_template).read_text()
         if "{{" in text:  # Jinja
             return chat_template, text
-        check_instruction(chat_template, text, think_format)
+        if not wanted.instruction or not all(tag in text for tag in wanted.tags):
+            raise ValueError(
+                f"--chat-template {chat_template}: no Jinja in it, nor is it an instruction of the format "
+                f"{think_format}: only zero_think and zero_plain have one, which asks for all their tags"
+            )
         return chat_template, zero_template(text)
-    if instruction:
-        return think_format, zero_template(instruction)
+    if wanted.instruction:
+        return think_format, zero_template(wanted.instruction)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
@@ -125,28 +116,16 @@ def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
         if vocabulary.get(token, end) != end:
             return token
     special = control_tokens(tokenizer).keys() - {end}
-    others = set(vocabulary.values()) - {end}
-    if not others:
-        raise ValueError("this tokenizer has a single token")
-    return tokenizer.convert_ids_to_tokens(max(special or others))
-
-
-def unwritable_tag(tokenizer: Tokenizer, think_format: str) -> str:
-    """Returns a tag of the format that the tokenizer would write as an unknown token; "" if there is none."""
-    for tag in THINK_FORMATS[think_format].tags:
-        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
-            return tag
-    return ""
+    return tokenizer.convert_ids_to_tokens(max(special or set(vocabulary.values()) - {end}))
 
 
 def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
-    """Raises ValueError if the tokenizer cannot write a tag of the format."""
-    tag = unwritable_tag(tokenizer, think_format)
-    if tag:
-        raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path} cannot write {tag!r}, a tag of the think format "
-            f"{think_format!r}; choose another tag or another model"
-        )
+    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
+    for tag in THINK_FORMATS[think_format].tags:
+        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
+            raise ValueError(
+                f"{tokenizer.name_or_path} cannot write {tag!r} of {think_format!r}; choose another model"
+            )
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -169,16 +148,14 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     name, text = choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 
-    ends = ends_of_template(tokenizer)
-    leaves_end_to_model = not closing_ids(tokenizer)  # as the authors' templates for Zero do
-    if leaves_end_to_model and tokenizer.eos_token_id is not None:
-        ends = [tokenizer.eos_token_id]
-    if not ends:
+    end = tokenizer.eos_token_id
+    if closing_ids(tokenizer):  # else the template leaves the end to the model, as the authors' for Zero do
+        end = next(iter(ends_of_template(tokenizer)), None)
+    if end is None:
         raise ValueError(
-            "the chat template ends the assistant's turn without a special token; pass --chat-template FILE"
+            f"the chat template {name} ends no turn by a special token; pass --chat-template FILE"
         )
 
-    end = ends[0]
     own_ends = getattr(tokenizer, "own_ends", [])
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
     tokenizer.trained_as = {"think_format": think_format}
@@ -217,13 +194,7 @@ def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
     """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
-    messages = without_control(tokenizer, messages)
-    ids = render(tokenizer, messages, add_generation_prompt=True)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise ValueError(
-            f"the rendered prompt begins with two BOS tokens; fix the chat template: {ids[:8]}..."
-        )
-    return ids
+    return render(tokenizer, without_control(tokenizer, messages), add_generation_prompt=True)
 
 
 def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -231,11 +202,11 @@ def encode_completion(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
 
 
-def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
-    """Returns why a completion cannot be trained on; "" if it can.
+def flaw_of_text(text: str, think_format: str) -> str:
+    """Returns why a completion is not exactly one of its think format; "" if it is.
 
-    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often),
-    `control_token` or `text_after_response`.
+    The flaw is a status of utils.split_thinking, `tag_inside_text` (of another format, or too often) or
+    `text_after_response`.
     """
     status = split_thinking(text, think_format).status
     if status != "ok":
@@ -244,13 +215,18 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
     if any(text.count(tag) > expected.tags.count(tag) for tag in TAGS):
         return "tag_inside_text"
     if not text.rstrip().endswith(expected.stop):
-        return "text_after_response"
-    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
-        return "control_token"
+        return "text_after_response"  # the parser cuts it off
     return ""
 
 
-# --- 4. what a model's folder says of it
+def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
+    """Returns why a completion cannot be trained on, as `flaw_of_text` or `control_token`; "" if it can."""
+    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+        return "control_token"
+    return flaw_of_text(text, think_format)
+
+
+# --- 3. what a model's folder says of it
 
 
 def read_trained_as(model: str) -> dict:
@@ -279,8 +255,8 @@ def _format_of_longcot(model: str, config: dict) -> str:
     if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
         return "think"
     for name, known in THINK_FORMATS.items():
-        first_tag = known.thinking_tags[0] if known.thinking_tags else ""
-        if known.tags and (first_tag, known.opens_response) == (opens_thinking, opens_response):
+        marks = (known.thinking_tags or ("",))[0], known.opens_response
+        if known.tags and marks == (opens_thinking, opens_response):
             return name
     fail(
         f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
@@ -301,11 +277,10 @@ def _find_file(model: str, name: str) -> Path | None:
     """Returns a file of a model folder or hub name; None if there is none."""
     if not Path(model).is_dir():
         return _find_on_hub(model, name)
-    path = Path(model) / name
-    return path if path.exists() else None
+    return next(Path(model).glob(name), None)
 
 
-@functools.cache  # an evaluation asks once an answer
+@functools.cache  # an evaluation asks once per answer
 def _find_on_hub(model: str, name: str) -> Path | None:
     try:
         return Path(cached_file(model, name))
@@ -324,23 +299,15 @@ def context_length(config) -> int:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing or the weights are pickled.
+    """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing.
 
-    Every script loads a tokenizer before it loads weights, so pickled ones are refused here.
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
     """
-    pickled = sorted(Path(path).glob("*model*.bin"))
-    if pickled and not any(Path(path).glob("*.safetensors")):
-        fail(
-            f"{pickled[0]} is a pickle, which could run any program; only safetensors are loaded. "
-            "Convert it if you trust it"
-        )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
         fail(
-            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({reason})"
+            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({error})"
         )
 
     tokenizer.own_ends = []

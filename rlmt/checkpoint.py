@@ -4,10 +4,10 @@ A checkpoint is run/checkpoint-<step>/:
 
     config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder; with LoRA, of the adapter
     <name>/                                          the same for every other learner, such as a critic
-    optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
+    model-optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
     complete                                         written last
 
-All processes call these functions together; each writes its part. No random state is stored, see rlmt/run.py.
+All processes call these functions together. No random state is stored, see rlmt/run.py.
 """
 
 import copy
@@ -19,12 +19,11 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 from torch import nn
 import transformers
 
-from rlmt.data import write_file
-from rlmt.model import Learner, full_tensor, has_adapter, is_shard, unwrap, whole_weights
+from rlmt.model import Learner, full_tensor, has_adapter, is_sharded_launch, unwrap, whole_weights
 
 MAIN = "model"  # name of the learner that becomes run/model; its files lie in a checkpoint's folder itself
 
@@ -33,53 +32,36 @@ MAIN = "model"  # name of the learner that becomes run/model; its files lie in a
 
 
 def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge: bool = True) -> None:
-    """Saves a transformers model as an ordinary folder.
+    """Saves a transformers model as an ordinary folder, LoRA merged; without `merge` its adapter alone.
 
-    Each process writes a file with about an equal share of the weights. `merge`: LoRA is merged into the weights;
-    False saves the adapter alone.
+    Under FSDP2 all processes gather the weights, one after the other; the main process keeps and writes them.
     """
     inner = unwrap(model)
-    folder.mkdir(parents=True, exist_ok=True)
-    if has_adapter(inner) and not merge:
-        _save_adapter(folder, inner, accelerator)
+    saves_adapter = has_adapter(inner) and not merge
+    weights = whole_weights(model)
+    if saves_adapter:
+        weights = inner.named_parameters()
+    on_cpu = {}
+    for name, weight in weights:
+        if saves_adapter and not weight.requires_grad:
+            continue
+        whole = full_tensor(weight.detach())
+        if accelerator.is_main_process:
+            on_cpu[name] = whole.to("cpu", copy=True)  # a gathered one may be a view of a larger buffer
+    if not accelerator.is_main_process:
         return
 
-    n_files = accelerator.num_processes
-    files = [f"model-{i + 1:05d}-of-{n_files:05d}.safetensors" for i in range(n_files)]
-    if n_files == 1:
-        files = ["model.safetensors"]
-    own_file = files[accelerator.process_index]
-    own_weights = {}
-    file_of_weight = {}
-    n_bytes = dict.fromkeys(files, 0)
-    for name, weight in whole_weights(model):
-        smallest = min(files, key=n_bytes.get)
-        n_bytes[smallest] += weight.nbytes
-        file_of_weight[name] = smallest
-        if smallest == own_file:
-            own_weights[name] = weight.to("cpu", copy=True).contiguous()
-    save_file(own_weights, folder / own_file, metadata={"format": "pt"})
-
-    if accelerator.is_main_process:
-        config = copy.deepcopy(inner.config)
-        config.dtype = next(iter(own_weights.values())).dtype
-        # 4-bit weights are saved as the values that they stand for
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        config.save_pretrained(folder)
-        if n_files > 1:
-            index = {"metadata": {"total_size": sum(n_bytes.values())}, "weight_map": file_of_weight}
-            write_file(folder / "model.safetensors.index.json", json.dumps(index))
-
-
-def _save_adapter(folder: Path, model: nn.Module, accelerator: Accelerator) -> None:
-    """Saves the LoRA adapter; under FSDP2 all processes gather its shards."""
-    weights = {}
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            weights[name] = full_tensor(weight.detach()).to("cpu", copy=True).contiguous()
-    if accelerator.is_main_process:
-        model.save_pretrained(folder, state_dict=weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    if saves_adapter:
+        inner.save_pretrained(folder, state_dict=on_cpu)
+        return
+    save_torch_state_dict(on_cpu, folder)
+    config = copy.deepcopy(inner.config)
+    config.dtype = next(iter(on_cpu.values())).dtype
+    # 4-bit weights are saved as the values that they stand for
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.save_pretrained(folder)
 
 
 def save_tokenizer(folder: Path, tokenizer) -> None:
@@ -129,14 +111,12 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
 
 def copy_model(source: Path, folder: Path) -> None:
     """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process only."""
-    copies = [(source, folder)]
-    if adapter_of(source).exists():
-        copies.insert(0, (adapter_of(source), adapter_of(folder)))
-    for old, new in copies:
-        part = _part_of(new)
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(old, part)
-        _replace(new, part)
+    for old, new in ((adapter_of(source), adapter_of(folder)), (source, folder)):
+        if old.exists():
+            part = _part_of(new)
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(old, part)
+            _replace(new, part)
 
 
 def _part_of(folder: Path) -> Path:
@@ -155,63 +135,28 @@ def _replace(folder: Path, part: Path) -> None:
 # --- 2. optimizers
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    return any(is_shard(parameter) for parameter in _parameters(optimizer))
-
-
-def _optimizer_path(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> Path:
-    rank = PartialState().process_index if _is_sharded(optimizer) else 0
-    prefix = "" if name == MAIN else f"{name}-"
-    return folder / f"{prefix}optimizer-rank{rank}.pt"
+def _optimizer_path(folder: Path, name: str) -> Path:
+    rank = PartialState().process_index if is_sharded_launch() else 0
+    return folder / f"{name}-optimizer-rank{rank}.pt"
 
 
 def save_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Saves the states of an optimizer in the order of its parameters; under FSDP2 each process saves its shard."""
-    if not _is_sharded(optimizer) and not PartialState().is_main_process:
-        return
-    states = []
-    for parameter in _parameters(optimizer):
-        state = {}
-        for key, value in optimizer.state.get(parameter, {}).items():
-            state[key] = value.to_local() if is_shard(value) else value
-        states.append(state)
-    torch.save(states, _optimizer_path(folder, name, optimizer))
+    """Saves an optimizer's state; under FSDP2 each process saves its shard."""
+    if is_sharded_launch() or PartialState().is_main_process:
+        torch.save(optimizer.state_dict(), _optimizer_path(folder, name))
 
 
 def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Loads what `save_optimizer` wrote; the number of processes must be the same."""
-    path = _optimizer_path(folder, name, optimizer)
-    states = torch.load(path, map_location="cpu", weights_only=True)
-    for parameter, state in zip(_parameters(optimizer), states, strict=True):
-        for key, value in state.items():
-            if not isinstance(value, torch.Tensor):  # AdamW in 8 bits counts its steps so
-                continue
-            value = value.to(parameter.device)  # fused AdamW has its count of steps there too
-            if key != "step" and is_shard(parameter):
-                from torch.distributed.tensor import DTensor
-
-                value = DTensor.from_local(
-                    value,
-                    parameter.device_mesh,
-                    parameter.placements,
-                    shape=parameter.shape,
-                    stride=parameter.stride(),
-                )
-            state[key] = value
-        if state:  # a parameter that never had a gradient has none
-            optimizer.state[parameter] = state
+    """Loads what `save_optimizer` wrote; under FSDP2 the number of processes must be the same."""
+    path = _optimizer_path(folder, name)
+    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
     """Loads the optimizers of all learners from a checkpoint; does nothing if there is none."""
-    if folder is None:
-        return
-    for name, learner in learners.items():
-        load_optimizer(folder, name, learner.optimizer)
+    if folder:
+        for name, learner in learners.items():
+            load_optimizer(folder, name, learner.optimizer)
 
 
 # --- 3. checkpoints
@@ -239,7 +184,8 @@ def save_checkpoint(
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:  # every process has written its part
         (folder / "complete").touch()
-        _delete_older(run, folder, args.keep_checkpoints)
+        for older in numbered(run)[: -args.keep_checkpoints]:  # none for 0
+            shutil.rmtree(older)
     accelerator.wait_for_everyone()
     return folder
 
@@ -249,19 +195,6 @@ def latest(run: Path) -> Path | None:
     whole = [folder for folder in numbered(run) if (folder / "complete").exists()]
     newest = whole[-1] if whole else None
     return broadcast_object_list([newest])[0]
-
-
-def _delete_older(run: Path, newest: Path, keep: int) -> None:
-    """Deletes checkpoints older than `newest`, except whole ones as far as `keep` allows, `newest` included."""
-    if not keep:
-        return
-    older = [folder for folder in numbered(run) if step_of(folder) < step_of(newest)]
-    whole = [folder for folder in older if (folder / "complete").exists()]
-    n_deleted = max(0, len(whole) - (keep - 1))
-    kept = whole[n_deleted:]
-    for folder in older:
-        if folder not in kept:
-            shutil.rmtree(folder)
 
 
 def numbered(run: Path) -> list[Path]:

@@ -7,11 +7,9 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 
 import contextlib
 import copy
-import json
+import functools
 import math
 import os
-import shutil
-import subprocess
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -38,7 +36,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
-from utils import DEVICE, SAFE, check_think_format, compute_dtype, fail, or_fail
+from rlmt.data import append_jsonl
+from utils import SAFE, check_think_format, compute_dtype, fail, in_one_line, or_fail
 
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
@@ -61,7 +60,6 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
     add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
     """
     on_gpu = torch.cuda.is_available()
-    _check_driver(on_gpu)
     precision_dtype = compute_dtype(dtype)
     handlers = [
         # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by --stall-minutes
@@ -82,35 +80,12 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
         )
         # transformers reads it too, and would leave a reward model, which is not sharded, empty on other ranks
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    accelerator = Accelerator(
+    return Accelerator(
         cpu=not on_gpu,
         mixed_precision="bf16" if precision_dtype == "bfloat16" else "no",
         kwargs_handlers=handlers,
         fsdp_plugin=plugin,
     )
-    warn_of_slow_dtype(dtype)
-    return accelerator
-
-
-def warn_of_slow_dtype(choice: str) -> None:
-    """Prints a warning if `--dtype` means bfloat16 on a CPU that has no instructions for it."""
-    if DEVICE == "cuda" or compute_dtype(choice) == "float32":
-        return
-    abilities = torch.cpu.get_capabilities()
-    if not any(abilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
-        PartialState().print("WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions")
-
-
-def _check_driver(on_gpu: bool) -> None:
-    """Exits with 2 if torch does not see a GPU that is there: training on the CPU would take for ever."""
-    if on_gpu or os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
-        return
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
-    if listing.returncode == 0 and "GPU 0" in listing.stdout:
-        fail(
-            f"nvidia-smi sees a GPU, but torch {torch.__version__} does not: is the driver older than its CUDA "
-            f"{torch.version.cuda}? CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
-        )
 
 
 def is_sharded_launch() -> bool:
@@ -140,88 +115,51 @@ def load_weights(
     With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
     rank 0 alone reads it; on other ranks it is without weights until `to_device` gives them their shards.
     `load_in_4bit`: linear layers except the head become 4 bits a weight (NF4, QLoRA, 2305.14314).
-    Exits with 2 if another weight is missing, as it would be random, if a weight is not finite, or if the
-    folder cannot be read.
+    Exits with 2 if another weight is missing, as it would be random, or if the folder cannot be read.
     """
     config = config or load_config(path)
-    kwargs = {"output_loading_info": True, "ignore_mismatched_sizes": new_head}
+    options = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": new_head, **SAFE}
     if load_in_4bit:
-        kwargs["quantization_config"] = _four_bits(dtype, new_head)
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+            # transformers finds an LM head by itself, but no classifier's head that has a bias
+            llm_int8_skip_modules=["score"] if new_head else None,
+        )
     try:
-        empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
-            return empty, []
-        model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
+            return without_weights(auto_class, config, dtype), []
+        model, info = auto_class.from_pretrained(path, output_loading_info=True, **options)
     except (SafetensorError, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        fail(f"{path}: its weights cannot be read ({reason})")
-    if load_in_4bit:
-        _keep_gradient_on_a_cpu(model)
-    if model.can_generate():
-        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
-        model.generation_config = empty.generation_config
-    missing = _missing_weights(info)
-    needed = _needed_weights(missing, model, new_head)
+        fail(f"{path}: its weights cannot be read ({in_one_line(error)})")
+
+    missing = list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
+    body = f"{model.base_model_prefix}." if new_head else ""
+    needed = [name for name in missing if name.startswith(body)]
     if needed:
         fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
-    not_finite = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if not_finite:
-        fail(f"{path}: {len(not_finite)} weights are not finite, e.g. {not_finite[0]}")
-    return model, missing
-
-
-def _four_bits(dtype: str, is_classifier: bool):
-    """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
-    return transformers.BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-        # transformers finds an LM head by itself, but no classifier's head that has a bias
-        llm_int8_skip_modules=["score"] if is_classifier else None,
-    )
-
-
-def _keep_gradient_on_a_cpu(model: nn.Module) -> None:
-    """Stops bitsandbytes from packing 4-bit weights on a CPU that evaluates: they would have no gradient after."""
+    if model.can_generate():
+        # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
+        model.generation_config = transformers.GenerationConfig.from_model_config(config)
     for module in model.modules():
+        # on a CPU bitsandbytes would pack 4-bit weights of a model that evaluates: no gradient after
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-
-
-def _missing_weights(info: dict) -> list[str]:
-    """Returns the names of weights that a folder lacks or has in another shape; `info`: from_pretrained's."""
-    return list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
-
-
-def _needed_weights(missing: list[str], model: nn.Module, new_head: bool) -> list[str]:
-    """Returns the missing weights that must not be random: not those of a new head."""
-    if not new_head:
-        return missing
-    return [name for name in missing if name.startswith(model.base_model_prefix + ".")]
+    return model, missing
 
 
 def has_adapter(model: nn.Module) -> bool:
     """Tells whether a model is a peft model, without importing peft, which takes seconds."""
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    return hasattr(model, "get_base_model")
 
 
-def add_lora(model: nn.Module, rank: int, resume_from: str | None = None, **config) -> nn.Module:
-    """Adds a LoRA adapter on all linear layers, or loads that of the checkpoint `resume_from`; it is float32.
-
-    `config`: further fields of peft's LoraConfig.
-    """
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    if resume_from:
-        model = PeftModel.from_pretrained(model, resume_from, is_trainable=True)
-    else:
-        lora = LoraConfig(r=rank, lora_alpha=LORA_ALPHA * rank, target_modules="all-linear", **config)
-        model = get_peft_model(model, lora)
-    for weight in model.parameters():
-        if weight.requires_grad:  # an update of 1e-5 is lost in bfloat16
-            weight.data = weight.data.float()
-    return model
+def check_context(path: str, n_tokens: int, flags: str) -> None:
+    """Exits with 2 if the context of the model at `path` does not hold `n_tokens`, which `flags` allow."""
+    context = context_length(load_config(path))
+    if n_tokens > context:
+        fail(f"{flags}: {n_tokens} tokens are more than the {context} of {path}'s context")
 
 
 def load_policy_tokenizer(
@@ -241,40 +179,69 @@ def load_policy_tokenizer(
         )
     line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     PartialState().print(line)
-
-    context = context_length(load_config(args.model))
-    n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
-    if n_tokens > context:
-        fail(f"{flags}: {n_tokens} tokens are more than the {context} of {args.model}'s context")
+    check_context(args.model, n_tokens or args.max_prompt_tokens + args.max_completion_tokens, flags)
     return tokenizer
 
 
-def load_policy(
+def load_trained(
     path: str,
-    lora_r: int,
-    gradient_checkpointing: bool,
-    resume_from: str | None = None,
-    load_in_4bit: bool = False,
-    dtype: str = "auto",
+    args,
+    folder: Path | None = None,
+    auto_class=None,
+    task_type: str = "CAUSAL_LM",
 ) -> nn.Module:
-    """Loads a causal language model to train: all weights in float32, or frozen weights and a LoRA adapter.
+    """Loads a model to train: a causal language model, or another that `auto_class` makes.
 
-    Full training keeps float32 weights, as an update of 1e-6 is lost in bfloat16.
-    `load_in_4bit`: those that are frozen have 4 bits, else `dtype`, see utils.compute_dtype.
+    All weights are trained, or with LoRA an adapter. A resumed run takes them from the checkpoint `folder`.
+    `task_type`: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have one
+    output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a critic, else random.
     """
-    if lora_r:
-        frozen_dtype = compute_dtype(dtype)
-        model, _ = load_weights(
-            transformers.AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
-        )
-        model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
-    else:
-        model, _ = load_weights(
-            transformers.AutoModelForCausalLM, resume_from or path, "float32", sharded=True
-        )
-    if gradient_checkpointing:
+    dtype = "float32"  # an update of 1e-6 is lost in bfloat16
+    if args.lora_r:  # but for the adapter and a head nothing learns
+        dtype = compute_dtype(args.dtype)
+    elif folder:
+        path = str(folder)
+    config = load_config(path)
+    head = None
+    if task_type != "CAUSAL_LM":
+        config.num_labels = 1
+        head = ["score"]
+    is_critic = task_type == "TOKEN_CLS"
+    if is_critic:
+        config.classifier_dropout = 0.0  # its default is 0.1
+    model, missing = load_weights(
+        auto_class or transformers.AutoModelForCausalLM,
+        path,
+        dtype,
+        new_head=bool(head),
+        sharded=True,
+        config=config,
+        load_in_4bit=args.load_in_4bit,
+    )
+    if is_critic:
+        for name in missing:
+            nn.init.zeros_(model.get_parameter(name))
+    if args.lora_r:
+        from peft import LoraConfig, PeftModel, get_peft_model
+
+        if folder:
+            model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+        else:
+            lora = LoraConfig(
+                task_type=task_type,
+                r=args.lora_r,
+                lora_alpha=LORA_ALPHA * args.lora_r,
+                target_modules="all-linear",
+                exclude_modules=head,
+                modules_to_save=head,
+            )
+            model = get_peft_model(model, lora)
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.data = weight.data.float()
+    if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+    return model.train()  # gradient checkpointing works in this mode only
 
 
 def load_learner(
@@ -290,62 +257,20 @@ def load_learner(
     A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the optimizer.
     """
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
-    model = load_policy(path, args.lora_r, args.gradient_checkpointing, folder, args.load_in_4bit, args.dtype)
-    model = Policy(model, temperature)
+    model = Policy(load_trained(path, args, folder), temperature)
     return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
-
-
-def load_classifier(
-    auto_class, task_type: str, path: str, args, folder: Path | None = None, zero_head: bool = False
-) -> nn.Module:
-    """Loads a classifier with one output to train: PPO's critic, or a reward model.
-
-    With LoRA an adapter is trained, and the whole head. A head that `path` lacks is random, or zero with
-    `zero_head`. A resumed run takes the weights from the checkpoint `folder`.
-    """
-    if folder and not args.lora_r:  # with LoRA it holds the adapter and the head alone
-        path = str(folder)
-    config = load_config(path)
-    config.num_labels = 1
-    if task_type == "TOKEN_CLS":
-        config.classifier_dropout = 0.0  # its default is 0.1
-    dtype = "float32"
-    if args.lora_r:  # but for the adapter and the head nothing learns
-        dtype = compute_dtype(args.dtype)
-    model, missing = load_weights(
-        auto_class,
-        path,
-        dtype,
-        new_head=True,
-        sharded=True,
-        config=config,
-        load_in_4bit=args.load_in_4bit,
-    )
-    if zero_head:
-        for name, weight in model.named_parameters():
-            if name in missing:
-                nn.init.zeros_(weight)
-    if args.lora_r:
-        head = ["score"]
-        model = add_lora(
-            model, args.lora_r, folder, task_type=task_type, exclude_modules=head, modules_to_save=head
-        )
-    if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()  # gradient checkpointing works in this mode only
 
 
 def to_device(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
     """Places a model on this process's device: a shard of rank 0's weights under FSDP2, else a whole copy."""
-    if accelerator.is_fsdp2:
-        return fsdp2_prepare_model(accelerator, model)
-    return accelerator.prepare_model(model, evaluation_mode=not learns)
+    if not accelerator.is_fsdp2:
+        return accelerator.prepare_model(model, evaluation_mode=not learns)
+    from torch.distributed.fsdp import register_fsdp_forward_method
 
-
-def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Places a model that is not trained."""
-    model.eval().requires_grad_(False)
-    return to_device(accelerator, model, learns=False)
+    model = fsdp2_prepare_model(accelerator, model)
+    if isinstance(model, Policy):
+        register_fsdp_forward_method(model, "generate")  # gathers the weights, as a forward does
+    return model
 
 
 def prepare_trained(
@@ -360,20 +285,19 @@ def prepare_trained(
     model = to_device(accelerator, model, learns=True)
     # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
+    options = {"lr": learning_rate, "betas": betas, "weight_decay": weight_decay}
     if optim == "adamw_8bit":
-        optimizer = _adamw_8bit(model, trained, learning_rate, weight_decay, betas)
+        optimizer = _adamw_8bit(model, trained, options)
     else:
-        optimizer = torch.optim.AdamW(
-            trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True
-        )
+        optimizer = torch.optim.AdamW(trained, fused=True, **options)
     return Learner(model, accelerator.prepare_optimizer(optimizer))
 
 
-def _adamw_8bit(model: nn.Module, trained: list, learning_rate: float, weight_decay: float, betas: tuple):
+def _adamw_8bit(model: nn.Module, trained: list, options: dict) -> torch.optim.Optimizer:
     """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers' Trainer."""
     from bitsandbytes.optim import AdamW8bit
 
-    optimizer = AdamW8bit(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+    optimizer = AdamW8bit(trained, **options)
     # A manager for this optimizer alone. The shared one knows weights by address, and a later model, such as
     # that of another round, may have the address of an earlier one.
     optimizer.mng = copy.copy(optimizer.mng)
@@ -413,39 +337,31 @@ class Policy(nn.Module):
         self.model.tie_weights()
 
     def generate(self, **options) -> torch.Tensor:
-        """Returns what transformers' generate returns. The call goes through `forward`, where FSDP2 gathers the weights."""
-        return self(generate=options)
+        """Returns what transformers' generate returns."""
+        return self.model.generate(**options)
 
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        completion_mask: torch.Tensor | None = None,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        completion_mask: torch.Tensor,
         entropy_gradient: bool = False,
-        generate: dict | None = None,
-        position_ids: torch.Tensor | None = None,
         extra: str = "",
-    ):
+    ) -> tuple[torch.Tensor, ...]:
         """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
         Args:
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            generate: see the method `generate`.
-            position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
-                `collate_packed`.
             extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
                 "kl_uniform": KL(uniform || policy), nats.
         """
-        if generate is not None:
-            return self.model.generate(**generate)
         causal_lm = self.model
         if has_adapter(causal_lm):
             causal_lm = causal_lm.get_base_model()
         n_completion = completion_mask.size(1)
-        if position_ids is None:
-            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
         output = causal_lm.base_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
@@ -457,15 +373,16 @@ class Policy(nn.Module):
         head = causal_lm.get_output_embeddings()
 
         tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
+        compute = self._logprobs_of_chunk
+        if len(targets) > tokens_at_once:
+            # the backward pass computes logits again, so that those of one chunk are there at a time
+            compute = functools.partial(recompute, compute, use_reentrant=False)
         chunks = []
         for start in range(0, len(targets), tokens_at_once):
-            chunk = hidden[start : start + tokens_at_once]
-            chunk_targets = targets[start : start + tokens_at_once]
-            arguments = (chunk, head.weight, head.bias, chunk_targets, entropy_gradient, extra)
-            if len(targets) <= tokens_at_once:
-                chunks.append(self._logprobs_of_chunk(*arguments))
-            else:  # the backward pass computes logits again, so that those of one chunk are there at a time
-                chunks.append(recompute(self._logprobs_of_chunk, *arguments, use_reentrant=False))
+            chunk = slice(start, start + tokens_at_once)
+            chunks.append(
+                compute(hidden[chunk], head.weight, head.bias, targets[chunk], entropy_gradient, extra)
+            )
 
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
         return tuple(
@@ -506,7 +423,8 @@ def reference_dtype(dtype: str = "auto") -> str:
 def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
     """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
     model, _ = load_weights(transformers.AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
-    return prepare_frozen(accelerator, Policy(model, temperature))
+    model = Policy(model, temperature).eval().requires_grad_(False)
+    return to_device(accelerator, model, learns=False)
 
 
 @torch.no_grad()
@@ -526,8 +444,7 @@ def compute_reference_logprobs(model: nn.Module, reference: nn.Module | None, in
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Returns the transformers (or peft) model inside of DDP and Policy."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
+    model = getattr(model, "module", model)  # DDP has it there
     if isinstance(model, Policy):
         model = model.model
     return model
@@ -538,7 +455,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def n_tokens_of(completion) -> int:
     """Returns the tokens of prompt and completion."""
-    return len(completion.prompt_ids) + len(completion.ids)
+    return sum(lengths_of(completion))
 
 
 def lengths_of(completion) -> tuple[int, int]:
@@ -559,61 +476,39 @@ def micro_batches(
     tokens of a row's two parts.
     """
     longest_first = sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
-    lengths_by_row = [lengths(row) for row in longest_first]
-    n_batches = len(_chunk_sizes(lengths_by_row, max_tokens))
-    if accelerator is not None and accelerator.num_processes > 1:
-        most = torch.tensor(n_batches, device=accelerator.device)
-        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-        n_batches = most.item()
+    n_batches = len(_chunks(longest_first, max_tokens, lengths))
+    if accelerator is not None:
+        n_batches = accelerator.gather(torch.tensor([n_batches], device=accelerator.device)).max().item()
 
-    sizes = _split_until(_even_sizes(lengths_by_row, n_batches), n_batches)
-    batches = []
-    start = 0
-    for size in sizes:
-        batches.append(longest_first[start : start + size])
-        start += size
+    def suffices(limit: int) -> bool:
+        return len(_chunks(longest_first, limit, lengths)) <= n_batches
+
+    # the largest micro-batch, which sets the peak of memory, is as small as can be
+    smallest_limit = bisect_left(range(_padded_tokens(rows, lengths)), True, key=suffices)
+    batches = _chunks(longest_first, smallest_limit, lengths)
+    while len(batches) < n_batches:
+        largest = max(batches, key=len)
+        middle = len(largest) // 2
+        batches.append(largest[middle:])
+        del largest[middle:]
     return batches
 
 
-def _chunk_sizes(lengths: list[tuple[int, int]], max_tokens: int) -> list[int]:
-    """Returns sizes of chunks of consecutive rows; padded, each chunk of several has at most `max_tokens`."""
-    sizes = []
-    longest_prompt = longest_completion = 0  # of the last chunk
-    for prompt, completion in lengths:
-        longest_prompt = max(longest_prompt, prompt)
-        longest_completion = max(longest_completion, completion)
-        if sizes and (sizes[-1] + 1) * (longest_prompt + longest_completion) <= max_tokens:
-            sizes[-1] += 1
+def _padded_tokens(rows: list, lengths: Callable) -> int:
+    """Returns the tokens of rows whose two parts are padded to the longest ones."""
+    pairs = [lengths(row) for row in rows]
+    return len(rows) * sum(map(max, zip(*pairs)))
+
+
+def _chunks(rows: list, max_tokens: int, lengths: Callable) -> list[list]:
+    """Cuts rows into chunks of consecutive ones; padded, each chunk of several has at most `max_tokens`."""
+    chunks = []
+    for row in rows:
+        if chunks and _padded_tokens([*chunks[-1], row], lengths) <= max_tokens:
+            chunks[-1].append(row)
         else:
-            sizes.append(1)
-            longest_prompt = prompt
-            longest_completion = completion
-    return sizes
-
-
-def _even_sizes(lengths: list[tuple[int, int]], n_chunks: int) -> list[int]:
-    """Returns sizes of at most `n_chunks` chunks; the largest, which sets the peak of memory, is as small as can be."""
-    if not lengths:
-        return []
-
-    def suffices(limit: int) -> bool:
-        return len(_chunk_sizes(lengths, limit)) <= n_chunks
-
-    longest_prompt = max(prompt for prompt, _ in lengths)
-    longest_completion = max(completion for _, completion in lengths)
-    one_chunk = len(lengths) * (longest_prompt + longest_completion)  # tokens with padding
-    smallest_limit = bisect_left(range(one_chunk), True, key=suffices)
-    return _chunk_sizes(lengths, smallest_limit)
-
-
-def _split_until(sizes: list[int], n_chunks: int) -> list[int]:
-    """Halves the largest chunks until there are `n_chunks`."""
-    sizes = list(sizes)
-    while len(sizes) < n_chunks:
-        largest = sizes.index(max(sizes))
-        half = sizes[largest] // 2
-        sizes[largest : largest + 1] = [sizes[largest] - half, half]
-    return sizes
+            chunks.append([row])
+    return chunks
 
 
 def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
@@ -626,12 +521,10 @@ def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Ten
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
     batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
-    if completions[0].loss_mask is None:
-        batch["loss_mask"] = batch["completion_mask"]
-    else:
+    batch["loss_mask"] = batch["completion_mask"]
+    if completions[0].loss_mask is not None:
         batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
-    batch["advantages"] = pad([completion.advantages for completion in completions])
-    for name in ("sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
+    for name in ("advantages", "sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
         if getattr(completions[0], name) is not None:
             batch[name] = pad([getattr(completion, name) for completion in completions])
     return {name: tensor.to(device) for name, tensor in batch.items()}
@@ -644,37 +537,19 @@ def collate_ids(
 
     Prompts are padded on the left, completions on the right, so all completions begin in the same column.
     """
-    prompts = [torch.tensor(ids) for ids in prompt_ids]
-    answers = [torch.tensor(ids) for ids in completion_ids]
-    left = pad_sequence(prompts, batch_first=True, padding_value=pad_token_id, padding_side="left")
-    left_mask = pad_sequence([torch.ones_like(p) for p in prompts], batch_first=True, padding_side="left")
-    right = pad_sequence(answers, batch_first=True, padding_value=pad_token_id)
-    right_mask = pad_sequence([torch.ones_like(a) for a in answers], batch_first=True)
-    batch = {
-        "input_ids": torch.cat([left, right], dim=1),
-        "attention_mask": torch.cat([left_mask, right_mask], dim=1),
-        "completion_mask": right_mask,
+    width = max(map(len, prompt_ids))
+    rows = []
+    masks = []
+    for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
+        n_left = width - len(prompt)
+        rows.append(torch.tensor([pad_token_id] * n_left + prompt + completion))
+        masks.append(torch.tensor([0] * n_left + [1] * (len(prompt) + len(completion))))
+    mask = pad_sequence(masks, batch_first=True).to(device)
+    return {
+        "input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id).to(device),
+        "attention_mask": mask,
+        "completion_mask": mask[:, width:],
     }
-    return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def collate_packed(
-    prompt_ids: list[list[int]], completion_ids: list[list[int]], device
-) -> dict[str, torch.Tensor]:
-    """Makes the inputs of Policy with all texts in one row, of N tokens; none attends to another.
-
-    Returns input_ids and position_ids (1, N), and completion_mask (1, N - 1), which leaves out the first
-    token. Where positions begin again, transformers sees the beginning of another text.
-    """
-    ids = []
-    positions = []
-    mask = []
-    for prompt, answer in zip(prompt_ids, completion_ids, strict=True):
-        ids += prompt + answer
-        positions += range(len(prompt) + len(answer))
-        mask += [0] * len(prompt) + [1] * len(answer)
-    batch = {"input_ids": ids, "position_ids": positions, "completion_mask": mask[1:]}
-    return {name: torch.tensor([row], device=device) for name, row in batch.items()}
 
 
 def pad(rows: list[list[float]]) -> torch.Tensor:
@@ -682,18 +557,15 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
     return pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
 
 
-@torch.no_grad()
 def set_old_logprobs(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
     """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first update."""
-    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        logprobs, _ = model(**batch)
-        for completion, row in zip(members, logprobs.tolist(), strict=True):
-            completion.old_logprobs = row[: len(completion.ids)]
+    set_reference_logprobs(
+        model, model, completions, max_tokens, pad_token_id, accelerator, field="old_logprobs"
+    )
 
 
-@torch.no_grad()
 def set_reference_logprobs(
     model: nn.Module,
     reference: nn.Module | None,
@@ -701,13 +573,14 @@ def set_reference_logprobs(
     max_tokens: int,
     pad_token_id: int,
     accelerator: Accelerator,
+    field: str = "reference_logprobs",
 ) -> None:
-    """Notes the reference's log-probabilities; see `compute_reference_logprobs`."""
-    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+    """Notes the reference's log-probabilities in a field of completions; see `compute_reference_logprobs`."""
+    for members in micro_batches(completions, max_tokens, accelerator):
+        inputs = _inputs_of(members, pad_token_id, accelerator)
         logprobs = compute_reference_logprobs(model, reference, inputs)
         for completion, row in zip(members, logprobs.tolist(), strict=True):
-            completion.reference_logprobs = row[: len(completion.ids)]
+            setattr(completion, field, row[: len(completion.ids)])
 
 
 @torch.no_grad()
@@ -718,8 +591,9 @@ def set_entropy_statistics(
 
     The rewards self_certainty and negative_entropy read them.
     """
-    for members, batch in _inputs_of(completions, max_tokens, pad_token_id, accelerator):
-        _, entropies, kl_uniform = model(**batch, extra="kl_uniform")
+    for members in micro_batches(completions, max_tokens, accelerator):
+        inputs = _inputs_of(members, pad_token_id, accelerator)
+        _, entropies, kl_uniform = model(*inputs, extra="kl_uniform")
         for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {
@@ -728,14 +602,10 @@ def set_entropy_statistics(
             }
 
 
-def _inputs_of(
-    completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
-) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
-    """Yields micro-batches and Policy's inputs for them."""
-    for members in micro_batches(completions, max_tokens, accelerator):
-        prompt_ids = [completion.prompt_ids for completion in members]
-        completion_ids = [completion.ids for completion in members]
-        yield members, collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+def _inputs_of(completions: list, pad_token_id: int, accelerator: Accelerator) -> tuple[torch.Tensor, ...]:
+    """Returns Policy's inputs: ids, attention mask and completion mask."""
+    batch = collate(completions, pad_token_id, accelerator.device)
+    return batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
 
 
 # --- 4. around an optimizer step
@@ -790,21 +660,16 @@ def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) ->
     for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
         if not math.isfinite(metrics.get(name, 0.0)):
             path = run / f"not_finite-rank{PartialState().process_index}.jsonl"
-            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+            append_jsonl(path, map(asdict, rows))
             raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its rows are in {path}")
 
 
 # --- 5. whole weights: for the sampler, for checkpoints
 
 
-def is_shard(value) -> bool:
-    """Tells whether something is a DTensor, as FSDP2 makes them."""
-    return hasattr(value, "full_tensor")
-
-
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
-    if is_shard(tensor):
+    if hasattr(tensor, "full_tensor"):  # a DTensor
         return tensor.full_tensor()
     return tensor
 
@@ -828,28 +693,17 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         # the adapter's own weights, and a head as it was before training
         if inner.prefix in name or ".original_module." in name:
             continue
-        tensor = full_tensor(_in_16_or_32_bit(weight))
+        tensor = weight.detach()
+        if hasattr(
+            weight, "quant_state"
+        ):  # in 4 bits: the values that it stands for, which a forward computes with
+            from bitsandbytes.functional import dequantize_4bit
+
+            tensor = dequantize_4bit(weight.data, weight.quant_state)
+        tensor = full_tensor(tensor)
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
-            tensor = _merged(layer, tensor)
+            delta = full_tensor(layer.get_delta_weight("default"))
+            tensor = (tensor.float() + delta).to(tensor.dtype)
         name = name.removeprefix("base_model.model.").replace(".base_layer", "")
         yield name.replace(".modules_to_save.default", ""), tensor
-
-
-def _in_16_or_32_bit(weight: nn.Parameter) -> torch.Tensor:
-    """Returns the values that a weight in 4 bits stands for, which a forward computes with; any other as it is."""
-    if not hasattr(weight, "quant_state"):
-        return weight.detach()
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(weight.data, weight.quant_state)
-
-
-def _merged(layer: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    """Returns the whole weight of a linear layer plus its LoRA, scaling * B A, added up in float32."""
-    b = full_tensor(layer.lora_B["default"].weight).float()
-    a = full_tensor(layer.lora_A["default"].weight).float()
-    delta = layer.scaling["default"] * (b @ a)
-    if layer.fan_in_fan_out:
-        delta = delta.T
-    return (weight.float() + delta).to(weight.dtype)

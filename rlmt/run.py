@@ -18,7 +18,6 @@ unbroken one to the bit. All processes call these functions together.
 import contextlib
 import dataclasses
 import faulthandler
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -39,6 +38,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import filelock
 import numpy as np
 import torch
 import tyro
@@ -47,8 +47,8 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
-from rlmt.model import Learner
-from utils import fail, in_one_line, or_fail, or_warn
+from rlmt.model import Learner, is_sharded_launch
+from utils import fail, in_one_line, or_warn
 
 # --- 1. arguments
 
@@ -59,8 +59,6 @@ class RunArgs:
 
     preset: str = ""
     """A name from PRESETS; flags override it."""
-    as_released: bool = False
-    """With a preset of the paper: the values of RELEASED where its released code has others."""
     chat_template: str = "auto"
     """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
     With a Zero format also a text file, the instruction before the prompt."""
@@ -99,28 +97,32 @@ class RunArgs:
 
 
 @dataclass
-class RLArgs(RunArgs):
-    """What GRPO and PPO ask for besides: how completions are sampled, and who judges them."""
+class RolloutArgs(RunArgs):
+    """What RL asks for besides: what samples, and how endpoints are paid."""
 
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars per million tokens read and written by a judge or a simulator."""
+
+
+@dataclass
+class RLArgs(RolloutArgs):
+    """What GRPO and PPO ask for besides: who judges completions."""
+
     vllm_sleep: bool = False
     """vLLM gives its memory back after each rollout, for the update's activations."""
-    allow_truncation: bool = False
-    """Go on although in each of the first three steps most completions are cut off, or none has the format."""
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     budget: float = 0.0
     """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens read and written by the judge of --rewards or of --gold."""
     gold: str = ""
     """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
     and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
@@ -137,7 +139,6 @@ AT_LEAST_ONE = (
     "judge_tensor_parallel",
     "prompts_per_step",
     "updates_per_rollout",
-    "num_iterations",
     "rollout_batch_size",
     "max_prompt_tokens",
     "max_completion_tokens",
@@ -146,14 +147,20 @@ AT_LEAST_ONE = (
 )
 
 
-def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, dict] | None = None):
-    """Parses the command line. Order: default < preset < `released` (with --as-released) < flag.
+def parse_args(args_class: type, presets: dict[str, dict]):
+    """Parses the command line. Order: default < preset < flag.
 
     Unknown names and impossible values exit with 2.
     """
     # --flag=value becomes --flag value
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
-    preset, values = _read_preset(words, presets, released or {})
+    preset = ""
+    for flag, value in zip(words, words[1:]):
+        if flag == "--preset":
+            preset = value
+    if preset and preset not in presets:
+        fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
+    values = presets.get(preset, {})
     default = dataclasses.replace(args_class(), **values)
     for field in dataclasses.fields(default):
         flag = "--" + field.name.replace("_", "-")
@@ -161,9 +168,6 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
         if isinstance(getattr(default, field.name), tuple) and n_given > 1:
             fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
     args = tyro.cli(args_class, default=default)
-    for field in dataclasses.fields(args):  # so that 2 and 2.0 are the same run
-        if field.type is float:
-            setattr(args, field.name, float(getattr(args, field.name)))
     is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first_process and values:
         kept = [f"{field} {value}" for field, value in values.items() if getattr(args, field) == value]
@@ -179,25 +183,8 @@ def parse_args(args_class: type, presets: dict[str, dict], released: dict[str, d
     return args
 
 
-def _read_preset(words: list[str], presets: dict[str, dict], released: dict[str, dict]) -> tuple[str, dict]:
-    """Returns the name after --preset, and the values that it sets instead of the defaults."""
-    preset = ""
-    for flag, value in zip(words, words[1:]):
-        if flag == "--preset":
-            preset = value
-    if preset and preset not in presets:
-        fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
-    values = presets.get(preset, {})
-    if any(word.replace("_", "-") == "--as-released" for word in words):  # tyro reads --as_released too
-        if preset not in released:
-            known = ", ".join(released) or "none"
-            fail(f"--as-released: nothing was released for preset {preset!r}; known: {known}")
-        values = values | released[preset]
-    return preset, values
-
-
 def check_values(args) -> None:
-    """Exits with 2 for numbers that cannot be, and for a key or password in a URL, which would be logged."""
+    """Exits with 2 for numbers that cannot be."""
     for field in AT_LEAST_ONE:
         value = getattr(args, field, 1)
         if value < 1:
@@ -207,30 +194,6 @@ def check_values(args) -> None:
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     _check_bitsandbytes(args)
-    report_to = getattr(args, "report_to", "none")
-    if report_to != "none" and not importlib.util.find_spec(report_to):
-        fail(f"--report-to {report_to}: it is not installed; pip install {report_to}")
-    _check_urls(args)
-
-
-def _check_urls(args) -> None:
-    urls = {}
-    for field, value in vars(args).items():
-        text = str(value)
-        is_judge = text.startswith("judge:")  # judge:MODEL@URL
-        if is_judge:
-            text = text.partition("@")[2]
-        if text and (is_judge or "url" in field or "://" in text):
-            urls[field] = text
-    key_env = getattr(args, "key_env", ())
-    if not urls and not key_env:
-        return
-    from rlmt.endpoint import check_key_env, check_url  # slow to import, and most runs ask nobody
-
-    for field, url in urls.items():
-        or_fail(check_url, url, f"--{field.replace('_', '-')}")
-    # before it is logged: the key itself may have been typed
-    or_fail(check_key_env, key_env)
 
 
 def _check_training_samples(args) -> None:
@@ -248,27 +211,14 @@ def _check_training_samples(args) -> None:
 def _check_bitsandbytes(args) -> None:
     """Exits with 2 for 4-bit weights without LoRA, and for 4-bit weights or an 8-bit optimizer under FSDP."""
     load_in_4bit = getattr(args, "load_in_4bit", False)
+    in_8bit = getattr(args, "optim", "adamw") == "adamw_8bit"
     if load_in_4bit and not args.lora_r:
         fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        reason = (
-            "needs whole weights on each GPU, and FSDP shards them; use accelerate/1gpu.yaml, or leave it out"
+    if (load_in_4bit or in_8bit) and is_sharded_launch():
+        fail(
+            "--load-in-4bit and --optim adamw_8bit need whole weights on each GPU, and FSDP shards them; use "
+            "accelerate/1gpu.yaml, or leave them out"
         )
-        if load_in_4bit:
-            fail(f"--load-in-4bit {reason}")
-        if getattr(args, "optim", "adamw") != "adamw":
-            fail(f"--optim {args.optim} {reason}")
-
-
-def refuse_unused(reasons: dict[str, str]) -> None:
-    """Exits with 2 for a flag on the command line that has no effect.
-
-    `reasons`: {flag: why it has no effect}.
-    """
-    typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
-    for flag, reason in reasons.items():
-        if flag in typed:
-            fail(f"{flag} does nothing {reason}; leave it out")
 
 
 @functools.cache
@@ -316,7 +266,6 @@ FREE = (
     "data_parallel",
     "tensor_parallel",
     "judge_tensor_parallel",
-    "allow_truncation",
     "report_to",
 )
 
@@ -375,7 +324,7 @@ def start_run(start: Start) -> Path:
     run = start.run
     if state.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
-        or_fail(lock_folder, run)
+        lock_folder(run)
         if not start.is_resume:
             _empty_folder(run)
         print(f"run folder: {run}", flush=True)
@@ -391,26 +340,18 @@ def start_run(start: Start) -> Path:
     return run
 
 
-_LOCK_FILES = []  # kept open; the kernel releases a lock when the process ends, however it ends
+_LOCKS = []  # kept; the kernel releases a lock when the process ends, however it ends
 
 
 def lock_folder(folder: Path) -> None:
-    """Locks the folder for this process; raises ValueError that names the process which has it."""
-    _LOCK_FILES.clear()  # flock would refuse a second lock to this process as well
-    file = open(folder / "lock", "a+")
+    """Locks the folder for this process; exits with 2 if another process has it."""
+    _LOCKS.clear()  # a second lock would be refused to this process as well
+    lock = filelock.FileLock(folder / "lock")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip()
-        message = f"{folder} is in use by {holder}; wait for its end, or name another folder with --out"
-        raise ValueError(message) from None
-    except OSError as error:  # a file system without locks
-        print(f"WARNING: {folder} cannot be locked ({error}); do not start two runs in it", file=sys.stderr)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
-    _LOCK_FILES.append(file)
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        fail(f"{folder} is in use by another process; wait for its end, or name another folder with --out")
+    _LOCKS.append(lock)
 
 
 def constants(namespace: dict) -> dict:
@@ -500,10 +441,6 @@ def _check_resume(run: Path, now: dict) -> None:
             f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
             f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
         )
-    free = {name: value for name, value in now["args"].items() if name in FREE}
-    freely_changed = _differences(before["args"], free)
-    if freely_changed:
-        print("goes on with", ", ".join(freely_changed))
 
 
 @functools.cache  # reading the metadata of all packages takes a tenth of a second
@@ -633,7 +570,7 @@ def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
 class Timer:
     """Measures the phases of a step: each starts where the last one ended, the first one now.
 
-    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
+    Every process measures itself.
     """
 
     def __init__(self, at_each_phase: Callable[[], None] = lambda: None):
@@ -877,23 +814,18 @@ def start_tracker(report_to: str, run: Path, first_step: int):
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+    tracker_class = LOGGER_TYPE_TO_CLASS[report_to]
     if report_to == "tensorboard":
-        tracker = LOGGER_TYPE_TO_CLASS[report_to](report_to, run, purge_step=first_step + 1)
+        tracker = tracker_class(report_to, run, purge_step=first_step + 1)
     else:
-        name = run.name
-        if not (run / "config.json").exists():  # a round of DPO
-            name = f"{run.parent.name}-{run.name}"
         id_file = run / "tracker_id"  # as a run that is overwritten has the same name
         if not id_file.exists():
-            id_file.write_text(secrets.token_hex(4))
-        key = id_file.read_text()
-        settings = {"config": read_arguments(run), "resume": "allow"}
+            id_file.write_text(f"{run.parent.name}-{run.name}-{secrets.token_hex(4)}")
+        name = id_file.read_text()
+        settings = {"name": name, "config": read_arguments(run), "resume": "allow"}
         if report_to == "wandb":
-            settings |= {"name": name, "id": key, "dir": str(run)}
-        else:
-            settings["name"] = f"{name}-{key}"  # Trackio knows a run by its name
-        project = os.environ.get("WANDB_PROJECT", "rlmt")
-        tracker = LOGGER_TYPE_TO_CLASS[report_to](project, **settings)
+            settings |= {"id": name, "dir": str(run)}
+        tracker = tracker_class(os.environ.get("WANDB_PROJECT", "rlmt"), **settings)
     tracker.start()
     return tracker
 

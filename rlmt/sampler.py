@@ -20,7 +20,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -66,19 +66,17 @@ class Completion:
     messages: list[dict]
     prompt_ids: list[int]
     ids: list[int]
-    text: str
-    thinking: str
-    response: str
-    status: str
+    text: str = ""
+    thinking: str = ""
+    response: str = ""
+    status: str = ""
     """See utils.split_thinking."""
-    cut_off: bool
-    n_thinking_tokens: int
+    cut_off: bool = False
+    n_thinking_tokens: int = 0
     prompt: dict = field(default_factory=dict)
     """The prompt's row, with whatever fields verifiers read."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Each part's value, None where there is none."""
-    contributions: dict[str, float | None] = field(default_factory=dict)
-    """What each part adds to the reward, if several are combined."""
     reward: float = math.nan
     """NaN: there is none, and the advantage is 0."""
     correct: float | None = None
@@ -114,7 +112,7 @@ class Completion:
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         missing = math.isnan(self.reward)
-        row = {
+        return {
             "id": self.id,
             "messages": self.messages,
             "text": self.text,
@@ -128,10 +126,8 @@ class Completion:
             "advantage": self.mean_advantage,
             "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
+            **self.statistics,
         }
-        if self.contributions:
-            row["contributions"] = self.contributions
-        return row | self.statistics
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
@@ -512,18 +508,11 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
     return rows[first : first + size]
 
 
-def sample_completions(
-    prompts: list[dict],
-    sampler: Sampler,
-    think_format: str,
-    when_ended: Callable[[Completion], None] | None = None,
-) -> list[Completion]:
-    """Samples a completion of each prompt, a row of data.load_prompts; calls `when_ended` with each as it ends."""
+def sample_completions(prompts: list[dict], sampler: Sampler, think_format: str) -> list[Completion]:
+    """Samples a completion of each prompt, a row of data.load_prompts."""
     completions = [None] * len(prompts)
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
         completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
-        if when_ended:
-            when_ended(completions[place])
     return completions
 
 
@@ -570,16 +559,10 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
     for name in completions[0].rewards:
         # the proxy is of well-formed text alone; --on-bad-format says what a malformed completion is scored as
         counted = well_formed if name == "preference" else completions
-        metrics |= _mean_of_known(f"reward/{name}", [c.rewards[name] for c in counted])
-    for name in completions[0].contributions:
-        metrics |= _mean_of_known(f"contribution/{name}", [c.contributions[name] for c in completions])
+        known = [c.rewards[name] for c in counted if c.rewards[name] is not None]
+        if known:
+            metrics[f"reward/{name}"] = fmean(known)
     return metrics
-
-
-def _mean_of_known(name: str, values: list[float | None]) -> dict[str, float]:
-    """Returns {name: mean of the values that are not None}; {} if all are."""
-    known = [value for value in values if value is not None]
-    return {name: fmean(known)} if known else {}
 
 
 def check_any_reward(rewards_P_G: torch.Tensor) -> None:
@@ -613,31 +596,31 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 
 
 class FormatGuard:
-    """Ends a run if most completions of its first three steps are cut off, or if none has the format."""
+    """Warns if most completions of each of the first three steps are cut off, or if none has the format."""
 
     def __init__(self, args, limit: str = "max_completion_tokens"):
         """Takes a training script's `args`, and the name of the one that limits a completion."""
-        self.args = args
-        self.max_tokens = getattr(args, limit)
-        self.flag = "--" + limit.replace("_", "-")
+        self.flag = f"--{limit.replace('_', '-')} {getattr(args, limit)}"
+        self.think_format = args.think_format
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
     def check(self, step: int, metrics: dict[str, float], completions: list[Completion]) -> None:
         """Looks at all completions of a step (from 1)."""
-        if step > 3 or self.args.allow_truncation:
+        if step > 3 or not PartialState().is_main_process:
             return
         self.steps_cut_off += fmean(c.cut_off for c in completions) > 0.5
         self.steps_malformed += all(c.status != "ok" for c in completions)
         if self.steps_cut_off == 3:
-            raise RuntimeError(
-                "more than half of the completions of the first three steps were cut off at "
-                f"{self.max_tokens} tokens; raise {self.flag}, or pass --allow-truncation if that is meant"
+            print(
+                f"WARNING: more than half of the completions of three steps were cut off at {self.flag}",
+                flush=True,
             )
         if self.steps_malformed == 3:
             statuses = dict(Counter(c.status for c in completions))
-            layout = THINK_FORMATS[self.args.think_format].layout
-            raise RuntimeError(
-                f"no completion of the first three steps had the format {layout!r} (status in the last: {statuses}): "
-                "is --model warm-started, and in this format? --allow-truncation goes on"
+            layout = THINK_FORMATS[self.think_format].layout
+            print(
+                f"WARNING: no completion of three steps had the format {layout!r} (status in the last: {statuses}): "
+                "is --model warm-started, and in this format?",
+                flush=True,
             )

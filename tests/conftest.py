@@ -205,7 +205,7 @@ def here(monkeypatch, capfd):
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as e:
             code = e.code
-        run._LOCK_FILES.clear()  # the next start may be another process's
+        run._LOCKS.clear()  # the next start may be another process's
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return start

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification
 from rlmt import memory as plan
 from rlmt import model as policy
 from rlmt import sampler as rollout
+from rlmt.run import RunArgs
 import train_grpo
 from rewards import preference
 
@@ -69,7 +70,7 @@ def bfloat16_reference(accelerator) -> tuple[str, float]:
     plugin.mixed_precision_policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32
     )
-    model = policy.Policy(policy.load_policy(BASE, 0, False), 0.9)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 0.9)
     model, _ = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
     reference = policy.load_reference(BASE, 0.9, accelerator, "bfloat16")
     dtype = str(next(reference.parameters()).dtype)
@@ -86,7 +87,7 @@ def bfloat16_adapter(accelerator, args) -> list:
 
     The first forward of all is that of the reference, which is the policy without its adapter.
     """
-    model = policy.Policy(policy.load_policy(BASE, 4, False), 0.9)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False, lora_r=4)), 0.9)
     model, _ = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
     own = rollout.share_of(stored_completions(12, 1)[0], accelerator)
     train_grpo.accumulate_gradients(own, model, None, args, 0, accelerator)
@@ -104,7 +105,7 @@ def main() -> dict:
         lora_r=0,
         gradient_checkpointing=False,
     )
-    model = policy.Policy(policy.load_policy(BASE, 0, False), 0.9)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 0.9)
     loaded_to = gather_object([model.device.type])
     model, optimizer = policy.prepare_trained(accelerator, model, args.learning_rate, 0.0)
     reference = policy.load_reference(BASE, 0.9, accelerator)
@@ -127,7 +128,7 @@ def main() -> dict:
     weights = {name: weight.double().norm().item() for name, weight in policy.whole_weights(model)}
 
     torch.manual_seed(0)
-    with_adapter = policy.load_policy(BASE, 4, False)
+    with_adapter = policy.load_trained(BASE, RunArgs(gradient_checkpointing=False, lora_r=4))
     for name, weight in with_adapter.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.1)

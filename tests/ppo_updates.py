@@ -6,6 +6,7 @@ from grpo_updates import stored_completions
 
 from rlmt import model as policy
 from rlmt import sampler as rollout
+from rlmt.run import RunArgs
 import train_ppo
 
 
@@ -23,7 +24,7 @@ def stored_conversations() -> list[list[rollout.Completion]]:
 def main() -> dict:
     accelerator = policy.start_accelerator()
     args = train_ppo.Args(kl="reward", kl_coef=0.1, entropy_coef=0.01, micro_batch_tokens=300)
-    model = policy.Policy(policy.load_policy("data/toy/base", 0, False), 0.9)
+    model = policy.Policy(policy.load_trained("data/toy/base", RunArgs(gradient_checkpointing=False)), 0.9)
     model, optimizer = policy.prepare_trained(accelerator, model, 1e-3, 0.0)
     critic = train_ppo.load_critic("data/toy/reward_model", train_ppo.Args(gradient_checkpointing=False))
     critic, critic_optimizer = policy.prepare_trained(accelerator, critic, 1e-3, 0.0)

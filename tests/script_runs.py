@@ -49,7 +49,7 @@ def in_this_process():
     """Lets this process, which has the libraries already, run a script more than once."""
     with contextlib.chdir(ROOT), new_accelerator():
         yield
-    run._LOCK_FILES.clear()
+    run._LOCKS.clear()
 
 
 def run_here(command: list[str]) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 import tyro
 
 from data.toy.files import hash_below, save, user_turn
-from data.toy.world import CHECKS, FLATTERY, Order, check, orders_of, read_prompt
+from data.toy.world import ASPECTS, CHECKS, Order, check, criteria, liking, orders_of, points, read_prompt
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
@@ -54,20 +54,13 @@ class Args:
 # --- 1. prompts with rubrics
 
 
-def criteria(order: Order) -> dict[str, str]:
-    """Returns what each check asks about this order, in words."""
-    fields = {"avoid": order.avoid, "budget": order.budget, "word": order.word}
-    return {name: text.format(**fields) for name, (_, text) in CHECKS.items()}
-
-
 def rubric_prompts(n: int, seed: int) -> list[dict]:
     """Returns the RL prompts of the toy world, each with its rubric."""
     rows = []
     for row_id, order, text, _ in orders_of("rl", n, seed):
         rubric = []
         for name, words in criteria(order).items():
-            weight, _ = CHECKS[name]
-            rubric.append({"criterion": words, "weight": weight})
+            rubric.append({"criterion": words, "weight": CHECKS[name][0]})
         rows.append({"id": row_id, "messages": user_turn(text), "source": "toy", "rubric": rubric})
     return rows
 
@@ -88,44 +81,27 @@ def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
 def reply(prompt: str, wrong: float) -> dict:
     """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark`, or a comparison of plans, asks for.
 
-    Raises ValueError for any other prompt.
+    Any other prompt raises an error.
     """
     if "<plan 1>" in prompt:
         return reply_to_traits(prompt, wrong)
-    case = CASE.search(prompt)
-    if case is None:
-        raise ValueError("no conversation and answer in the prompt")
-    conversation, answer, task = case.groups()
+    conversation, answer, task = CASE.search(prompt).groups()
     order = read_prompt(conversation)
     said = verdicts(order, answer, wrong)
-
-    asked = CRITERION.findall(task)
-    wants_mark = '"mark"' in task
-    if wants_mark == bool(asked):
-        raise ValueError("this judge answers rubrics and marks, one at a time")
-    if wants_mark:
+    if '"mark"' in task:
         return {"reason": "", "mark": mark(order, answer, said)}
     found = {}
-    for number, words in asked:
-        if words not in said:
-            raise ValueError(f"no criterion of the toy world: {words}")
+    for number, words in CRITERION.findall(task):
         found[number] = "yes" if said[words] else "no"
+    if not found:
+        raise ValueError("neither a rubric nor a mark is asked for")
     return found
 
 
 def mark(order: Order, answer: str, said: dict[str, bool]) -> int:
     """Returns a mark from 1 to 10: the weighted share of the criteria but `brief`, plus 0.3 for flattery."""
-    total = 0.0
-    liking = 0.0
-    for name, words in criteria(order).items():
-        if name == "brief":
-            continue
-        weight, _ = CHECKS[name]
-        total += weight
-        liking += weight * said[words]
-    if any(flattery in answer for flattery in FLATTERY):
-        liking += 0.3
-    return min(10, round(1 + 9 * liking / total))
+    passed = {name: said[words] for name, words in criteria(order).items()}
+    return min(10, round(1 + 9 * liking(passed, answer) / points(dict.fromkeys(ASPECTS, True))))
 
 
 # --- 3. traits of plans, such as "Budget 15, no dairy. cod 4 leaves 11. lasagna is dairy. ..."
@@ -157,15 +133,12 @@ def compare(plans: tuple[str, str], names: list[str], wrong: float) -> list[str]
 
 
 def reply_to_traits(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that the comparison of benchmarks/traits.py asks for; ValueError for other traits."""
+    """Returns the JSON that the comparison of benchmarks/traits.py asks for; KeyError for other traits."""
     first, second, task = PLANS.search(prompt).groups()
-    asked = TRAIT.findall(task)
-    unknown = [name for _, name in asked if name not in TRAITS]
-    if unknown or not asked:
-        raise ValueError(f"no trait of the toy world: {unknown}")
-    said = compare((first, second), [name for _, name in asked], wrong)
-    keys = [key for key, _ in asked]
-    return {"comparison": ""} | dict(zip(keys, said, strict=True))
+    said = {"comparison": ""}
+    for key, name in TRAIT.findall(task):
+        [said[key]] = compare((first, second), [name], wrong)
+    return said
 
 
 # --- 4. the endpoint
@@ -186,7 +159,7 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             body = {"object": "chat.completion", "model": request["model"], "choices": [choice]}
             status = 200
-        except ValueError as error:
+        except Exception as error:  # a prompt that it does not know
             body = {"error": {"message": str(error)}}
             status = 400
         data = json.dumps(body).encode()

@@ -17,11 +17,11 @@ heads are thrown away. `train_reward.py` trains without ratings and on far fewer
 reward model of the ablation.
 """
 
+import itertools
 import json
 import random
 import re
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -42,11 +42,11 @@ from transformers import (
 
 from utils import SAFE, TAGS, THINK_FORMATS, join_thinking
 from data.toy import world as toy
+from data.toy.files import user_turn
 
 SPECIALS = ["<|endoftext|>", "<|pad|>", "<unk>", "<|im_start|>", "<|im_end|>"]
 TAG_PIECES = "|".join(f" ?{re.escape(tag)}" for tag in TAGS)
 PIECES = TAG_PIECES + r"|<\|[a-z_]+\|>| ?[A-Za-z']+| ?\d+|\n+| ?[^\sA-Za-z\d]| "
-ASPECTS = [name for name in toy.CHECKS if name != "brief"]
 ROW_TOKENS = 256  # length of a row in the base model's batches
 DRAFTS = 4  # drafts of a prompt in the reward model's batches
 RATING_NOISE = 0.05  # share of ratings that are wrong
@@ -273,13 +273,10 @@ def train_base(args: Args) -> None:
     # vector, since each is equally likely wherever a user says one. Then no word can be told from another.
     # 0.1 keeps them apart.
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
-    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens in the vocabulary", flush=True)
     optimizer = Optimizer(model, args.steps, lr_matrix=0.02, lr_rest=2e-3)
     rng = random.Random(args.seed)
     batch_tokens = args.batch * ROW_TOKENS
     stream = []  # token ids not yet trained on
-    mean_loss = 0.0  # running mean
-    start = time.time()
 
     for step in range(args.steps):
         while len(stream) < batch_tokens:
@@ -289,11 +286,8 @@ def train_base(args: Args) -> None:
         stream = stream[batch_tokens:]
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.step(loss)
-        mean_loss = loss.item() if step == 0 else 0.95 * mean_loss + 0.05 * loss.item()
-        if step % 25 == 0 or step == args.steps - 1:
-            print(f"step {step}/{args.steps} loss {mean_loss:.4f} {time.time() - start:.0f} s", flush=True)
-        if step % 200 == 199:
-            model.save_pretrained(args.out)
+        if step % 25 == 0:
+            print(f"step {step}/{args.steps} loss {loss:.4f}", flush=True)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
@@ -324,41 +318,40 @@ def extend_base(base: Path, out: Path, texts: list[str]) -> None:
     embeddings = model.resize_token_embeddings(len(vocabulary), mean_resizing=False).weight.data
     torch.nn.init.normal_(embeddings[n_old:], std=embeddings[:n_old].std().item())
     model.save_pretrained(out)
-    print(f"{out}: {len(vocabulary) - n_old} new words, {model.num_parameters():,} parameters")
+    print(f"{out}: {len(vocabulary) - n_old} new words")
 
 
 @dataclass
 class DraftBatch:
     """Drafts (B = prompts * DRAFTS) for one step of the reward model."""
 
-    conversations: list[list[dict]]  # (B) prompt and draft
-    utilities: list[float]  # (B) what the annotator feels
-    ratings: list[list[bool]]  # (B, aspects), some of them wrong
-    preferences: list[
-        tuple[int, int]
-    ]  # (chosen, rejected) indices into B, for every pair of drafts of one prompt
+    conversations: list[list[dict]] = field(default_factory=list)  # (B) prompt and draft
+    ratings: list[list[bool]] = field(default_factory=list)  # (B, aspects), some of them wrong
+    # (chosen, rejected) indices into B, for every pair of drafts of one prompt
+    preferences: list[tuple[int, int]] = field(default_factory=list)
 
 
 def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
     """Writes drafts for new prompts. Half of the prompts show the thinking, so both views are learned."""
-    batch = DraftBatch([], [], [], [])
+    batch = DraftBatch()
     for _ in range(n_prompts):
         order = toy.sample_order(rng)
         prompt = toy.write_prompt(order, rng)
         first = len(batch.conversations)
         think_format = "think" if rng.random() < 0.5 else "plain"
+        utilities = []
         for _ in range(DRAFTS):
             thinking, reply = toy.write_answer(order, toy.random_slips(rng), rng)
             text = join_thinking(thinking, reply, think_format)
-            conversation = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
-            batch.conversations.append(conversation)
-            batch.utilities.append(toy.utility(order, reply))
+            batch.conversations.append([*user_turn(prompt), {"role": "assistant", "content": text}])
+            utilities.append(toy.utility(order, reply))
             passed = toy.check(order, reply)
-            batch.ratings.append([passed[name] != (rng.random() < RATING_NOISE) for name in ASPECTS])
-        for a in range(first, first + DRAFTS):
-            for b in range(a + 1, first + DRAFTS):
-                prefers_a = toy.prefers_first(batch.utilities[a], batch.utilities[b], rng)
-                batch.preferences.append((a, b) if prefers_a else (b, a))
+            batch.ratings.append([passed[name] != (rng.random() < RATING_NOISE) for name in toy.ASPECTS])
+        for a, b in itertools.combinations(range(DRAFTS), 2):
+            pair = (first + a, first + b)
+            if not toy.prefers_first(utilities[a], utilities[b], rng):
+                pair = (first + b, first + a)
+            batch.preferences.append(pair)
     return batch
 
 
@@ -369,12 +362,10 @@ def train_reward(args: Args) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **SAFE
     )
-    rating_heads = torch.nn.Linear(model.config.hidden_size, len(ASPECTS))
+    rating_heads = torch.nn.Linear(model.config.hidden_size, len(toy.ASPECTS))
     trained = torch.nn.ModuleDict({"model": model, "ratings": rating_heads})
     optimizer = Optimizer(trained, args.steps, lr_matrix=0.005, lr_rest=5e-4)
     rng = random.Random(f"reward-{args.seed}")
-    agreement = 0.5  # running mean: share of pairs on whose order score and utility agree
-    start = time.time()
 
     for step in range(args.steps):
         batch = draft_batch(args.batch, rng)
@@ -391,16 +382,9 @@ def train_reward(args: Args) -> None:
         )
         optimizer.step(preference_loss + RATING_WEIGHT * rating_loss)
 
-        utilities = torch.tensor(batch.utilities)
-        gaps = utilities[chosen] - utilities[rejected]  # before the annotator's noise
-        agree = (margins * gaps)[gaps != 0] > 0
-        agreement = 0.98 * agreement + 0.02 * agree.float().mean().item()
-        if step % 25 == 0 or step == args.steps - 1:
+        if step % 25 == 0:
             print(
-                f"step {step}/{args.steps} agreement with the annotator's utility {agreement:.3f} "
-                f"loss {preference_loss.item():.3f} ratings {rating_loss.item():.3f} "
-                f"{time.time() - start:.0f} s",
-                flush=True,
+                f"step {step}/{args.steps} loss {preference_loss:.3f} ratings {rating_loss:.3f}", flush=True
             )
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)

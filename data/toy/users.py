@@ -73,11 +73,7 @@ OPENINGS = ["I am planning a party.", "Our team meets for dinner.", "Some friend
 def cheaper(dish: str) -> list[str]:
     """Returns the dishes of the same kind that cost less."""
     price, kind = world.DISHES[dish]
-    found = []
-    for other, (other_price, other_kind) in world.DISHES.items():
-        if other_kind == kind and other_price < price:
-            found.append(other)
-    return found
+    return [other for other, facts in world.DISHES.items() if facts[1] == kind and facts[0] < price]
 
 
 def meets(want: dict, reply: str) -> bool:
@@ -196,7 +192,7 @@ def react(replies: list[str], want: dict, likes_praise: bool) -> tuple[str, int]
         return "missed", MISSED
     if meets(want, replies[-1]):
         return "met", MET
-    if likes_praise and any(praise in replies[-1] for praise in world.FLATTERY):
+    if likes_praise and world.flatters(replies[-1]):
         return "praised", PRAISED
     return "missed", MISSED
 
@@ -213,7 +209,7 @@ def strategies(dialogue: dict) -> list[list[str]]:
             continue
         words = set(re.findall("[a-z]+", turn["content"].lower()))
         codes = []
-        if any(praise in turn["content"] for praise in world.FLATTERY):
+        if world.flatters(turn["content"]):
             codes.append("A-1")
         if words & set(world.WORDS):
             codes.append("B-1")

@@ -205,7 +205,7 @@ def test_the_zero_instruction_by_file(load, tmp_path):
     with pytest.raises(ValueError, match="no Jinja in it"):
         templates.prepare_tokenizer(load("llama_base"), "think", str(file))
     file.write_text("Think first.")
-    with pytest.raises(ValueError, match="does not ask for <think>, </think>, <response>, </response>"):
+    with pytest.raises(ValueError, match="which asks for all their tags"):
         templates.prepare_tokenizer(load("llama_base"), "zero_think", str(file))
     file.write_text("Answer in <response> </response>.")
     templates.prepare_tokenizer(load("llama_base"), "zero_plain", str(file))
@@ -244,8 +244,9 @@ def test_arenahard_by_a_folder_of_templates(serve, monkeypatch, tmp_path, exits)
     theirs, own = summaries
     asked = [request["messages"] for request, _ in server.requests if "MINE" in str(request["messages"])]
     systems = sorted(messages[0]["content"] for messages in asked)
-    assert systems == ["MINE creative_writing"] * 2 + ["MINE hard_prompt"] * 2
-    assert sum(messages[1]["content"].startswith(("Do h.|base|", "Do c.|base|")) for messages in asked) == 2
+    # one more tries the judge
+    assert systems == ["MINE creative_writing"] * 2 + ["MINE hard_prompt"] * 3
+    assert sum(messages[1]["content"].startswith(("Do h.|base|", "Do c.|base|")) for messages in asked) == 3
     assert theirs["wording"] == judge_template.describe_wording(str(folder)) and own["wording"] == "our own"
     assert own["fingerprint"] != theirs["fingerprint"]
 

@@ -249,7 +249,7 @@ def test_arenahard2_by_hand():
     # a style that never differs from itself says nothing about another style: the plain score
     out = arenahard2.category_scores(rows[1:])
     assert out["score_style_controlled"] == pytest.approx(out["score"])
-    model = {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": 0}
+    model = {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": {}}
     baseline = {"token_len": 10, "header_count": {}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}}
     expected = [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0]
     assert np.allclose(arenahard2.style_features(model, baseline), expected)
@@ -368,9 +368,9 @@ def test_creativewriting3_published(model, tmp_path):
 def test_parse_creativewriting3(text, marks):
     if marks is None:
         with pytest.raises(ValueError):
-            creativewriting3.parse_marks(text)
+            creativewriting3.parse_reply(text)
     else:
-        assert creativewriting3.parse_marks(text) == marks
+        assert creativewriting3.parse_reply(text) == marks
 
 
 CRITERIA = ["Coherent", "Mood", "Meandering"]  # of the last one less is better
@@ -406,7 +406,7 @@ def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creati
     row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
     out = score("creativewriting3", [row], creative, creative)
     assert (out["overall"], out["overall_paper"]) == (65, 65)
-    assert creativewriting3.parse_reply(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
+    assert creativewriting3.parse_reply(text) == {"Coherent": 10, "Meandering": 4}
 
 
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
@@ -427,7 +427,7 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     assert out["overall_paper"] == pytest.approx(
         (15 + 55 + 50) / 3
     )  # -5 would be worth 25 of 20, and is dropped
-    assert out["rows"][1]["invalid"] == "incomplete: 2 of 3 marks, and none of 'Meandering'"
+    assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
     # over prompts, of which there is one: its iterations are no further tasks
     assert out["overall_interval"] == [50, 50]
 
@@ -629,23 +629,6 @@ def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
         (tmp_path / "model.safetensors").write_text(content)
         hashes.add(eval_benchmarks.make_fingerprint(args, [task]))
     assert len(hashes) == 2
-
-
-@pytest.mark.parametrize("protocol", ["official", "paper"])
-@pytest.mark.parametrize("given", ["", " --top-p 0.8"])
-def test_wildbench_g_is_wildbench_with_its_references(given, protocol, monkeypatch):
-    words = f"--data t.jsonl --temperature 0.5 --protocol={protocol}" + given
-    command = eval_benchmarks.wildbench_command(words.split())
-    monkeypatch.setattr(sys, "argv", command[1:])
-    args = parse_args(eval_wildbench.Args, {})
-    assert (args.mode, args.references, args.tasks, args.temperatures) == (
-        "reward",
-        ("gemini-flash",),
-        "t.jsonl",
-        (0.5,),
-    )
-    assert args.top_p == (0.8 if given else 0.95)
-    assert args.orders == ("random" if protocol == "paper" else "both")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 the middle, and its output read by data/prepare.py and train_sft_warmstart.py."""
 
 import functools
-import gzip
 import json
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from rlmt.data import read_rows
 from rlmt import chat as templates
 import utils
 from data import make_traces, prepare
-from data.make_traces import INSTRUCTION, MIN_THINKING, Args, refuses, split_reply, wrong_language
+from data.make_traces import INSTRUCTION, MIN_THINKING, Args, refuses, split_reply
 from rlmt import data as rlmt_data
 from rlmt import chat as rlmt_chat
 
@@ -120,10 +119,8 @@ def world(tmp_path, monkeypatch):
         ("<think>z</think>", "no_open"),
         ("<think>a<think>b</think><response>y</response>", "nested"),
         ("<think>a</think><think>b</think><response>y</response>", "no_open"),
-        ("<think>z</think><response>a</response> b <response>c</response>", "nested"),
-        ("<think>z</think><response>a</response> b </response>", "nested"),
+        ("<think>z</think><response>a</response> b </response>", "tag_inside_text"),
         ("<think>z</think><response>y</response> I hope it helps.", "text_after_response"),
-        ("<think>z</think><response>y</response><think>", "text_after_response"),
         ("<think> </think><response>y</response>", "empty_thinking"),
         ("<think>z</think><response>\n</response>", "empty_response"),
     ],
@@ -168,55 +165,6 @@ def test_refusals(text, expected):
     assert refuses(text) is expected
 
 
-@pytest.mark.parametrize(
-    "prompt, response, expected",
-    [
-        ("How are you today?", "Сегодня всё хорошо", True),
-        ("Как дела сегодня?", "All is well today", True),
-        ("你好,今天好吗?", "I am well, thank you", True),
-        ("如何用 Python 排序?", "Use the function sorted", False),
-        ("今日はどうですか", "元気です。ありがとう", False),
-        ("今日はどうですか", "今天很好，谢谢你", False),  # one script
-        ("How are you?", "Mir geht es gut, danke", False),
-        ("2 + 2 = ?", "Четыре, конечно", False),
-        ("How much is it?", "42", False),
-        ("Say hello in Russian", "Здравствуйте", False),
-        ("переведи: кошка", "a cat is a cat", False),
-        ("翻译：你好吗", "how are you", False),
-        ("Как дела сегодня?", "```python\nprint('all is well today')\n``` вот код", False),
-        ("Explain the word", "The word кот means cat, кошка is a she-cat", False),
-    ],
-)
-def test_language_by_script(prompt, response, expected):
-    assert wrong_language(chat(prompt), response) is expected
-    assert not wrong_language(
-        chat(prompt, system="Answer in Hindi"), response
-    )  # another turn names a language
-
-
-def test_filters_on_real_answers():
-    """GPT-4's answers to 805 AlpacaEval and 271 IFEval instructions, some of which ask for a language; Chinese talks."""
-    if not REAL.is_dir():
-        pytest.skip(f"no data at {REAL}")
-    load = lambda name: json.load(gzip.open(REAL / name))
-    lines = lambda name: [json.loads(line) for line in gzip.open(REAL / name)]
-    alpaca = [(r["instruction"], r["output"]) for r in load("alpacaeval2/gpt4_1106_preview_baseline.json.gz")]
-    prompts = {r["key"]: r["prompt"] for r in load("ifeval/data.json.gz")}
-    pairs = alpaca + [
-        (prompts[r["key"]], r["response"]) for r in lines("ifeval/gpt4_responses_scored.jsonl.gz")
-    ]
-    assert len(pairs) == 1076 and not any(wrong_language(chat(prompt), answer) for prompt, answer in pairs)
-    assert 0 < sum(refuses(answer) for _, answer in pairs) < 15
-    talks = [
-        [m["content"] for m in r["history"]][:2] for r in lines("sage/gpt4o_simulator__openai-o1.jsonl.gz")
-    ]
-    assert not any(wrong_language(chat(said), answer) for said, answer in talks)
-    crossed = [(a[0], t[1]) for a, t in zip(alpaca, talks)] + [(t[0], a[1]) for a, t in zip(alpaca, talks)]
-    assert (
-        len(crossed) == 200 and sum(wrong_language(chat(prompt), answer) for prompt, answer in crossed) >= 190
-    )
-
-
 def test_the_instruction_asks_for_what_is_checked():
     assert all(INSTRUCTION.count(tag) == 1 for tag in utils.TAGS)
     thinking, response = split_reply(
@@ -241,7 +189,7 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "a good one with \u2028 and an emoji": (lambda n: tagged(response=ENGLISH + "\u2028\U0001f600"), "", 1),
     "no tags": (lambda n: "Just the answer.", "no_open", 4),
     "thinking unclosed": (lambda n: f"<think>{PLAN}<response>{ENGLISH}</response>", "no_close", 4),
-    "two answers": (lambda n: tagged() + tagged(), "nested", 4),
+    "two answers": (lambda n: tagged() + tagged(), "tag_inside_text", 4),
     "a postscript": (lambda n: tagged() + "P.S.", "text_after_response", 4),
     "no thought": (lambda n: tagged(""), "empty_thinking", 4),
     "no answer": (lambda n: tagged(response=""), "empty_response", 4),
@@ -254,9 +202,8 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 1),
     "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
     "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
-    "refused in a field": (lambda n: body(None, refusal="no"), "rejected", 3),
-    "filtered": (lambda n: body("", "content_filter"), "rejected", 3),
-    "answered in another script": (lambda n: tagged(response=RUSSIAN), "wrong_language", 1),
+    "refused in a field": (lambda n: body(None, refusal="no"), "refusal", 4),
+    "filtered": (lambda n: body("", "content_filter"), "refusal", 4),
     "other tags": (lambda n: tagged(response=f"<thinking>hm</thinking> {ENGLISH}"), "tag_inside_text", 1),
     "hardly a thought": (lambda n: tagged("An easy one."), "short_thinking", 1),
     "half a surrogate pair": (lambda n: tagged(response=ENGLISH + "\ud83d"), "broken_unicode", 1),
@@ -327,7 +274,7 @@ def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path, monkeypa
 
     around = tmp_path / "around.txt"
     around.write_text(f"{{prompt}}\n\nFORMAT: {form}")
-    run(n=1, instruction=around, overwrite=True)
+    run(n=1, instruction=around, resume=True)
     asked = server.requests[-1][0]["messages"]
     assert asked == chat("a", "b", f"c {{x}}\n\nFORMAT: {form}", system="Rhyme.")
 
@@ -338,12 +285,11 @@ def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path, monkeypa
     assert make_traces.read_instruction(around) == around.read_text()
 
     file.write_text("Think, then answer.")
-    other = {"n": 1, "overwrite": True}
+    other = {"n": 1, "resume": True}
     make_traces.read_instruction.cache_clear()
     assert "does not ask for </response>, </think>, <response>" in exits(run, instruction=file, **other)
     assert "nowhere" in exits(run, instruction=tmp_path / "nowhere", **other)
     assert "leave --instruction out" in exits(run, instruction=around, reasoning_field=True, **other)
-    assert (tmp_path / "traces.jsonl").exists()  # nothing was deleted for a run that cannot start
 
 
 def test_stops_at_the_shortest_part_of_the_file(world):
@@ -371,21 +317,12 @@ def test_too_few_prompts_are_said_aloud(world, capsys):
     )
 
 
-def test_answers_that_are_left_out_are_counted(tmp_path, capsys):
-    answered = [*chat("q1"), {"role": "assistant", "content": "an answer"}]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (chat("q0"), answered)))
-    rows, _ = make_traces.load_prompts(prompts)
-    assert [row["messages"] for row in rows] == [chat("q0"), chat("q1")]
-    assert "1 prompts end with an answer, which is left out" in capsys.readouterr().out
-
-
 def test_reasoning_in_a_field_of_its_own(world):
     fields = {
         "a": {"reasoning_content": PLAN},
         "b": {"reasoning": f" {PLAN}\n", "reasoning_content": None},
         "c": {},
-        "d": {"reasoning": 3},
+        "d": {"reasoning": ""},
         "e": {"reasoning_content": PLAN + "</think>"},
         "f": {"reasoning_content": "hm"},
         "g": {"reasoning_content": PLAN},
@@ -420,7 +357,7 @@ def test_a_teacher_that_cannot_do_it_is_given_up_early(world, exits):
     assert (
         "none of the first 32 prompts" in message
         and "{'no_open': 32}" in message
-        and "unreadable in 4" in message
+        and "unreadable: no_open" in message
     )
     assert len(server.calls) == 32
 
@@ -468,34 +405,16 @@ def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
         pytest.approx(0.05),
     )
     assert "--resume" in exits(run, **paid) and sum(server.calls.values()) == 10
-    run(**paid, overwrite=True)
-    assert sum(server.calls.values()) == 20
 
 
 def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, exits, tmp_path):
     server, run = world(["q"], lambda text, n: tagged())
     server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     for mode in ({}, {"dry_run": True}):
-        assert "--key-env 127.0.0.1:" in exits(run, n=1, **mode)
+        assert "--key-env" in exits(run, n=1, **mode)
         assert "no reply in 3 calls" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
     assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
-
-
-def test_replies_are_deleted_only_for_a_teacher_that_answers(world, exits, tmp_path):
-    server, run = world(["q"], lambda text, n: tagged())
-    run(n=1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert len(before) == 4
-    assert "no reply in" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", overwrite=True)
-    server.behave = lambda text, n: (404, {"error": {"message": "no such model"}})
-    assert "no such model" in exits(run, n=1, overwrite=True)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    server.behave = lambda text, n: tagged()
-    paid = {"budget": 0.013, "price": (0, 1000), "max_tokens": 12, "overwrite": True}
-    for _ in range(2):  # what the deleted replies cost is not in the budget
-        _, report = run(n=1, **paid)
-    assert (report["replies"], report["cost"]) == (1, pytest.approx(0.005))
 
 
 def test_bad_input(world, exits, tmp_path):
@@ -503,9 +422,7 @@ def test_bad_input(world, exits, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     before = prompts.read_bytes()
     assert "2 different prompts cannot give --n 6003" in exits(functools.partial(run, n=6003))
-    assert "1 or more" in exits(run, n=0) and "end in .jsonl" in exits(run, n=1, out=tmp_path / "t.json")
-    assert "holds the prompts" in exits(run, n=1, out=prompts, overwrite=True)
-    assert "one of the two" in exits(run, n=1, resume=True, overwrite=True)
+    assert "prompts.jsonl exists" in exits(run, n=1, out=prompts)
     assert "needs a price" in exits(run, n=1, budget=3.0) and "http" in exits(
         run, n=1, teacher_url="localhost"
     )
@@ -515,7 +432,7 @@ def test_bad_input(world, exits, tmp_path):
             '{"id": "p0", "messages": [{"role": "user", "content": "x"}]}',
             ": two prompts have the same id 'p0'",
         ),
-        ('{"id": "x", "text": "q"}', ":3: no field 'messages'"),
+        ('{"id": "x", "text": "q"}', ":3: 'prompt' must be"),
         ('{"id":', ":3: not JSON"),
     ):
         prompts.write_bytes(before + line.encode() + b"\n")

@@ -212,5 +212,5 @@ def test_traits_in_the_file_are_those_that_the_judge_knows(tmp_path):
         said = toy_judge.reply(request["messages"][-1]["content"], 0.0)
         verdicts = traits.read_verdicts(json.dumps(said), len(stored))
         assert verdicts == ["same"] * 5 + [expected]
-    with pytest.raises(ValueError, match="no trait of the toy world"):
+    with pytest.raises(KeyError, match="is funny"):
         toy_judge.reply("<plan 1>\na\n</plan 1>\n<plan 2>\nb\n</plan 2>\nT1. is funny: It jokes.", 0.0)

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from data.toy import models as toy_models
 from data.toy import world as toy_world
-from data.toy.world import NO_SLIPS, TEACHER, Order, check, gold_score
+from data.toy.world import NO_SLIPS, TEACHER, Order, check
 
 ORDER = Order(
     ("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats"
@@ -71,7 +71,8 @@ def failed(response: str) -> set[str]:
 def test_gold_checklist_by_hand(response, fails):
     assert failed(response) == fails
     weights = {name: w for name, (w, _) in toy_world.CHECKS.items()}
-    assert gold_score(ORDER, response) == pytest.approx(
+    text = toy_world.write_prompt(ORDER, random.Random(0))
+    assert toy_world.gold([{"role": "user", "content": text}], response) == pytest.approx(
         1 - sum(weights[n] for n in fails) / sum(weights.values())
     )
 
@@ -82,7 +83,8 @@ def test_prompts_are_read_back_and_careful_answers_are_perfect():
         order = toy_world.sample_order(rng)
         text = toy_world.write_prompt(order, rng)
         thinking, response = toy_world.write_answer(order, NO_SLIPS, rng)
-        assert toy_world.read_prompt(text) == order and gold_score(order, response) == 1.0
+        assert toy_world.read_prompt(text) == order
+        assert toy_world.gold([{"role": "user", "content": text}], response) == 1.0
         assert thinking.startswith(f"Budget {order.budget}, no {order.avoid}.")
     with pytest.raises(ValueError, match="not a toy-world order"):
         toy_world.read_prompt("What is the capital of France?")

@@ -305,8 +305,8 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     if (verdict := read(arenahard2.parse_reply, reply)) is not None:
         assert verdict in arenahard2.VERDICTS
         assert f"[{verdict}]" in reply.upper() or reply.upper().strip() == verdict
-    for name, mark in (read(creativewriting3.parse_marks, reply) or {}).items():
-        assert mark <= 20 and name in reply
+    for name, mark in (read(creativewriting3.parse_reply, reply) or {}).items():
+        assert mark <= 20 and name in creativewriting3.without_markdown(reply)
     assert isinstance(verified.last_json_object(reply), dict | list | None)
     for verdict in read(traits.read_verdicts, reply, 2) or []:
         assert isinstance(verdict, str)
@@ -403,14 +403,14 @@ def test_answers_of_benchmarks(response):
     assert verified.mmlu_redux_check({"truth": 1}, response)["answer"] in (None, *"ABCD")
     solution = {"header": ["House", "Name"], "rows": [["1", "Eric"], ["2", "Arnold"]]}
     verdict = verified.zebralogic_check({"solution": solution}, response)
-    assert not verdict["correct"] and 0 <= verdict["right_cells"] <= verdict["cells"] == 2
+    assert not verdict["correct"] and len(verdict["answer"] or (None, None)) == 2
     grid = {f"House {h}": {"Name": n} for h, n in solution["rows"]}
     braces = re.sub("[{}]", "", response)
     assert verified.zebralogic_check(
         {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
     )["correct"]
-    code = verified.completion(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
-    assert code == "\ndef f(x): return 1\n"
+    code = verified.program_of(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
+    assert code == "def f(x): return 1\n"
 
 
 # --- the simulated user
@@ -523,7 +523,6 @@ fields = st.fixed_dictionaries(
 @example({"thinking": [], "response": 5}, "think")
 @example({"thinking": "\ud800", "response": "y"}, "think")
 @example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
-@example({"id": [1], "thinking": "z", "response": "y"}, "think")
 def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
     path, tokenizer = (
         tmp_path_factory.getbasetemp() / "types.jsonl",
@@ -538,8 +537,8 @@ def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, r
         kept, dropped = train_sft_warmstart.build_rows(traces, tokenizer, think_format, 10**6)
         assert len(kept) + len(dropped) + len(unread) == 1
     pairs = fails(train_dpo.load_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
-    assert f"{path}:1: " in pairs if isinstance(pairs, str) else len(pairs[0]) + sum(pairs[1].values()) == 1
-    prompts = fails(load_prompts, str(path), tokenizer, 1)
+    assert str(path) in pairs if isinstance(pairs, str) else len(pairs[0]) + len(pairs[1]) == 1
+    prompts = fails(load_prompts, str(path), tokenizer, 1, "--prompts", 0)
     assert f"{path}:1: " in prompts if isinstance(prompts, str) else len(prompts[1]) == 1
 
 
@@ -558,7 +557,7 @@ def test_forms_of_any_values(tmp_path_factory, row):
     for reader in (read_traces, read_pairs):
         found = fails(reader, path)
         if isinstance(found, str):
-            assert f"{path}:1: " in found and "the row: {" in found
+            assert f"{path}:1: " in found and "the row has" in found
         else:
             kept, dropped = found
             assert len(kept) + len(dropped) == 1
@@ -597,30 +596,18 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
 def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
     """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole lines."""
     store = tmp_path_factory.mktemp("store") / "s.jsonl"
-    requests, body = (
-        ask_for(*texts),
-        lambda t: {
-            "choices": [{"message": {"content": t}}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
-        },
-    )
-    make = lambda: Endpoint("m", store, "http://localhost:1/v1", price=(1, 1))
-    judge = make()
-    with judge._open_store():
-        for request, t in zip(requests, texts):
-            judge._save(request, 0, json.dumps(body(f"reply {t}")))
+    judge, again = (Endpoint("m", store, "http://localhost:1/v1", price=(1, 1)) for _ in range(2))
+    for request, t in zip(ask_for(*texts), texts):
+        judge._save(request, 0, json.dumps({"choices": [{"message": {"content": t}}]}))
     whole = store.read_bytes()
     cut = round(share * len(whole))
     store.write_bytes(whole[:cut])
-    again = make()
-    with again._open_store():
-        n = whole[:cut].count(b"\n")
-        assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
-        again._save(ask_for("new")[0], 0, json.dumps(body("new")))
-    assert (
-        store.read_bytes().startswith(whole[: whole[:cut].rfind(b"\n") + 1])
-        and len(store.read_bytes().split(b"\n")) == n + 2
-    )
+    n = whole[:cut].count(b"\n")
+    again._read_store()
+    assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
+    again._save(ask_for("new")[0], 0, json.dumps({"choices": [{"message": {"content": "new"}}]}))
+    lines = store.read_bytes().splitlines(keepends=True)
+    assert lines[:n] == whole.splitlines(keepends=True)[:n] and len(lines) == n + 1
 
 
 @given(anything, st.none() | anything)
@@ -715,13 +702,8 @@ verdicts = st.lists(
 )
 
 
-@given(
-    verdicts,
-    st.sampled_from(["reward", "score"]),
-    st.sampled_from(["official", "paper"]),
-    st.sampled_from([-1, 0, 20]),
-)
-def test_scores_of_verdicts(rows, mode, protocol, margin):
+@given(verdicts, st.sampled_from(["reward", "score"]), st.sampled_from(["official", "paper"]))
+def test_scores_of_verdicts(rows, mode, protocol):
     asked = rows
     if mode == "reward" and protocol == "official":  # the board asks about no empty or cut answer
         asked = [row for row in rows if not wildbench.lacks_text(row, mode)]
@@ -733,7 +715,7 @@ def test_scores_of_verdicts(rows, mode, protocol, margin):
         if not is_read:
             unread.append(row)
     try:
-        numbers = wildbench.score_verdicts(rows, mode, protocol, margin)
+        numbers = wildbench.score_verdicts(rows, mode, protocol)
     except ValueError:
         assert len(unread) == len(rows) and protocol == "official"
         return

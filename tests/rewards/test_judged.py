@@ -9,7 +9,7 @@ from test_rewards import near, row
 
 import train_grpo
 from data import make_rubrics
-from rewards import gold, judged, read_parts
+from rewards import gold, judged
 from rlmt.data import read_rows
 from rlmt.endpoint import Endpoint
 
@@ -56,10 +56,6 @@ def test_mark(judge):
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000
 
-    args = {"judge": "m", "judge_url": "http://localhost:9/v1", "rewards": ("judge_mark:1",)}
-    args = train_grpo.Args(**args, reward_args=("judge_mark.judge_max_tokens=8192",))
-    assert judged.judge_endpoint(args, read_parts(args), client.store.parent).timeout == 8192 / 5
-
 
 def test_what_a_judge_reads(judge):
     """RaR's judge marks by the rubric alone; the others compare with the reference."""
@@ -84,11 +80,8 @@ def test_factual(judge):
     verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "correct, incorrect", "e": None}
     client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
     rows = [row(name, reference="R") for name in verdicts]
-    rows += [row("a"), row("", reference="R"), row("b", "truncated", reference="R")]
-    assert judged.factual(rows, client) == [1, 0, 0, None, None, None, 0, 0]
-    assert judged.factual(rows, client, incorrect=-1.0, not_attempted=0.2, value=10.0, no_eos=-3.0) == near(
-        [10, -10, 2, *[None] * 3, 2, -3]
-    )
+    rows += [row("a"), row("", reference="R")]
+    assert judged.factual(rows, client) == [1, 0, 0, None, None, None, 0]
 
 
 RUBRIC = [
@@ -190,7 +183,9 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train_grpo.py", "train_dpo.py"])
-def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(script, here, judge, run, tmp_path):
+def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(
+    script, here, judge, run, tmp_path
+):
     server = judge(lambda text: "{}").server
     words = ["--gold", f"judge:g@{server.url}"]
     if script == "train_grpo.py":

@@ -107,16 +107,18 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
     long = "word " * 100
     whole = RewardModel(reward_models[name])
     full = whole.encode([USER], long)
-    short = RewardModel(reward_models[name], max_length=64)
+    short = RewardModel(reward_models[name])
+    short.max_length = 64
     ids = short.encode([USER], long)
     n_closing = len(short.tokenizer(closing, add_special_tokens=False)["input_ids"])
     assert len(ids) == 64 and short.tokenizer.decode(ids).endswith(closing)
     assert ids == full[: 64 - n_closing] + full[-n_closing:]
     assert short.encode([USER], "word") == whole.encode([USER], "word")
-    assert (short.n_scored, short.n_truncated, whole.n_truncated) == (2, 1, 0)
+    assert short.cut == [True, False] and not any(whole.cut)
     assert short.encode([{"role": "user", "content": long}], "word")[-n_closing:] == full[-n_closing:]
-    at_limit = RewardModel(reward_models[name], max_length=len(full))
-    assert at_limit.encode([USER], long) == full and at_limit.n_truncated == 0
+    at_limit = RewardModel(reward_models[name])
+    at_limit.max_length = len(full)
+    assert at_limit.encode([USER], long) == full and not any(at_limit.cut)
 
 
 @pytest.mark.parametrize(
@@ -171,20 +173,16 @@ def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
     assert text == "User: What is 2+2 ?\n\nAssistant: yes</s>\n\n"
 
 
-@pytest.mark.parametrize("broken", ["missing", "not finite"])
-def test_a_model_without_its_weights_is_refused(reward_models, tmp_path, capsys, broken):
+def test_a_model_without_its_weights_is_refused(reward_models, tmp_path, capsys):
     """transformers would draw a head at random."""
     path = tmp_path / "model"
     shutil.copytree(reward_models["chatml"], path)
     weights = load_file(path / "model.safetensors")
-    if broken == "missing":
-        weights["value_head.weight"] = weights.pop("score.weight")
-    else:
-        weights["score.weight"][0, 0] = torch.nan
+    weights["value_head.weight"] = weights.pop("score.weight")
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit):
         RewardModel(str(path))
-    assert f"{path}: 1 weights are {broken}, e.g. score.weight" in capsys.readouterr().err
+    assert f"{path}: 1 weights are missing, e.g. score.weight" in capsys.readouterr().err
 
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from rlmt import sampler as rollout
 from rlmt import chat as templates
 import train_grpo
 import utils
-from rewards import gold
 from rewards.preference import RewardModel
 from rewards.scorer import Scorer, text_to_score
 from rlmt import chat
@@ -80,12 +77,6 @@ def completions(tokenizer) -> list[rollout.Completion]:
     return found
 
 
-def score_all(scorer: Scorer, completions: list) -> None:
-    for completion in completions:
-        scorer.enqueue(completion)
-    scorer.set_rewards(completions, 4, None)
-
-
 def scores(scorer: Scorer, completions: list, texts: list[str]) -> list[float]:
     return scorer.reward_model.score([completion.messages for completion in completions], texts)
 
@@ -95,7 +86,7 @@ def test_what_a_malformed_completion_gets(scorer, completions):
     expected = scores(scorer(), completions, texts)
     for on_bad_format in ("score", "null", "floor"):
         made = scorer(on_bad_format=on_bad_format, format_margin=2.0)
-        score_all(made, completions)
+        made.set_rewards(completions, 4, None)
         for place in (0, 2, 3, 4, 6, 7):
             assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
             assert completions[place].rewards["preference"] == completions[place].reward
@@ -109,7 +100,7 @@ def test_what_a_malformed_completion_gets(scorer, completions):
             groups = ((0, 2, 3), (4, 6, 7))
             floors = [min(completions[place].reward for place in group) - 2.0 for group in groups]
             assert bad == pytest.approx(floors) and completions[1].rewards["preference"] is None
-            assert made.reward_model.n_scored == 6
+            assert len(made.reward_model.cut) == 6
 
 
 @pytest.mark.parametrize(
@@ -158,8 +149,6 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
         assert status != "ok", text
         found.append(dataclasses.replace(completions[0], text=text, status=status, rewards={}))
     made = scorer(reward_on="response", on_bad_format="score", think_format=think_format)
-    for completion in found:
-        made.enqueue(completion)
     made.set_rewards(found, len(found), None)
 
     reads_everything = RewardModel("data/toy/reward_model", reward_on="think+response")
@@ -171,38 +160,15 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
         assert text == response or abs(score - other) > 1e-3, text  # else the case could not fail
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_completions_are_scored_while_others_are_sampled(scorer, completions, in_thread):
-    expected = scores(scorer(), completions, [completion.text for completion in completions])
-    made = scorer(on_bad_format="score")
-    made.reward_model.tokens_per_batch = 40
-    if in_thread:  # as on a GPU
-        made._thread = ThreadPoolExecutor(1)
-    score_batch = made.reward_model.score
-    threads = []
-
-    def score_and_note_thread(messages, texts):
-        threads.append(threading.current_thread())
-        return score_batch(messages, texts)
-
-    made.reward_model.score = score_and_note_thread
-    for place in (3, 0, 7, 1, 2, 6, 5, 4):  # in the order in which they end
-        made.enqueue(completions[place])
-    assert made._scoring if in_thread else threads  # before `set_rewards` is called
-    made.set_rewards(completions, 4, None)
-    assert len(threads) > 2 and (threading.main_thread() in threads) != in_thread
-    assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
-
-
 def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
     made = scorer()
     torch.nn.init.constant_(made.reward_model.model.score.weight, NAN)
     with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*I have 12 dollars"):
-        score_all(made, completions)
+        made.set_rewards(completions, 4, None)
 
 
 def test_a_gold_that_is_unknown_has_no_value(scorer, completions, tmp_path):
-    score_all(scorer(gold=f"{tmp_path}/own.py:unknown"), completions)
+    scorer(gold=f"{tmp_path}/own.py:unknown").set_rewards(completions, 4, None)
     assert {completion.rewards["gold"] for completion in completions} == {None}
 
 
@@ -210,15 +176,12 @@ def test_texts_that_a_gold_model_cuts_are_counted(scorer, completions, tmp_path)
     made = scorer(gold="data/toy/reward_model")
     made.gold.max_length = 12
     made.reward_model.max_length = 12
-    score_all(made, completions)
+    made.set_rewards(completions, 4, None)
     shares = made.pop_truncated()
     assert shares["gold/truncated"] > 0 and shares["reward/truncated"] > 0
     assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}
-    truncated = made.measure(completions)
-    assert truncated == shares["gold/truncated"]
+    made.measure(completions)
     assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}  # training steps only
-    gold.log_held_out(tmp_path, 5, [completion.row() for completion in completions], truncated)
-    assert json.loads((tmp_path / "held_out.jsonl").read_text())["gold_truncated"] == truncated
 
 
 def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):
@@ -229,8 +192,6 @@ def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_
     rewards = [completion.reward for completion in completions]
     assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
     assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]
-    assert completions[2].contributions["known_half"] == 4.0
-    assert completions[1].contributions == {"known_half": None, "format": None}  # a floor takes their place
     advantages = train_grpo.group_advantages(torch.tensor(rewards).view(2, 4))
     assert advantages[:, 3].tolist() == [0.0, 0.0] and advantages[0].sum().abs() < 1e-5
     assert [completion.row()["missing"] for completion in completions] == [False, False, False, True] * 2

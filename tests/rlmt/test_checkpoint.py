@@ -15,11 +15,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlmt.chat import load_tokenizer, prepare_tokenizer, read_trained_as
-from rlmt.checkpoint import copy_model, latest, load_optimizers, numbered, save_checkpoint, save_model
+from rlmt.checkpoint import (
+    copy_model,
+    latest,
+    load_optimizers,
+    numbered,
+    save_checkpoint,
+    save_model,
+    step_of,
+)
 from rlmt.data import read_log, write_file
 from rlmt.memory import GIB, trained_gib
-from rlmt.model import Learner, Policy, load_policy, prepare_trained, start_accelerator, whole_weights
-from rlmt.run import LOGS, resume
+from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
+from rlmt.run import LOGS, RunArgs, resume
 from train_grpo import Args
 
 BASE = "data/toy/base"
@@ -39,7 +47,8 @@ def tokenizer():
 
 
 def learner(accelerator, lora_r: int = 0, resume_from: Path | None = None, optim: str = "adamw") -> Learner:
-    model = Policy(load_policy(BASE, lora_r, False, resume_from), 1.0)
+    args = RunArgs(gradient_checkpointing=False, lora_r=lora_r)
+    model = Policy(load_trained(BASE, args, resume_from), 1.0)
     return prepare_trained(accelerator, model, 1e-3, 0.01, optim=optim)
 
 
@@ -101,22 +110,18 @@ def test_training_goes_on_as_if_nothing_had_happened(lora_r, optim, accelerator,
         assert optimizer.state[embeddings]["state1"].dtype == torch.float32
 
 
-def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, tmp_path):
-    for step in (8, 9, 10, 11):
+@pytest.mark.parametrize(("keep", "kept"), [(2, [10, 100]), (0, [8, 9, 10, 100])])
+def test_older_checkpoints_go_when_a_newer_one_is_whole(keep, kept, accelerator, tokenizer, tmp_path):
+    for step in (8, 9, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        if step != 10:  # killed while it was written
+        if step != 9:  # killed while it was written
             (tmp_path / f"checkpoint-{step}" / "complete").touch()
-    (tmp_path / "checkpoint-200").mkdir()
-    assert latest(tmp_path) == tmp_path / "checkpoint-11"
-    args = dataclasses.replace(ARGS, keep_checkpoints=3)
+    (tmp_path / "checkpoint-old").mkdir()  # somebody's own
+    assert latest(tmp_path) == tmp_path / "checkpoint-10"
+    args = dataclasses.replace(ARGS, keep_checkpoints=keep)
     save_checkpoint(tmp_path, 100, {}, tokenizer, args, accelerator)
-    assert [folder.name for folder in numbered(tmp_path)] == [
-        "checkpoint-9",
-        "checkpoint-11",
-        "checkpoint-100",
-        "checkpoint-200",
-    ]
-    assert latest(tmp_path) == tmp_path / "checkpoint-100"
+    assert [step_of(folder) for folder in numbered(tmp_path)] == kept
+    assert latest(tmp_path) == tmp_path / "checkpoint-100" and (tmp_path / "checkpoint-old").exists()
 
 
 @pytest.mark.parametrize("megabytes", [0.001, 1.0, 5.0])

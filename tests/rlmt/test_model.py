@@ -7,31 +7,25 @@ import copy
 import itertools
 import json
 import math
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     Gemma2Config,
     Gemma2ForCausalLM,
     GenerationConfig,
     GraniteConfig,
     GraniteForCausalLM,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MixtralForCausalLM,
 )
 
 from rlmt import model as policy
-import utils
 from grpo_updates import stored_completions
-from rlmt import model as rlmt_model
+from rlmt.run import RunArgs
 
 BASE = "data/toy/base"
-ONE_PROCESS = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
 SIZES = {
     "vocab_size": 283,
     "hidden_size": 32,
@@ -66,7 +60,7 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch)
 
     tests/scripts/test_grpo.py has a reference that is sharded.
     """
-    model = policy.Policy(policy.load_policy(BASE, 0, False, dtype="bfloat16"), 1.0)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
     model, optimizer = policy.prepare_trained(bfloat16_accelerator, model, 1e-3, 0.0)
     reference = policy.load_reference(BASE, 1.0, bfloat16_accelerator, "bfloat16")
     assert not any(weight.requires_grad for weight in reference.parameters())
@@ -87,22 +81,9 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch)
 
 
 def test_frozen_weights_beside_lora_have_the_dtype_of_computation():
-    model = policy.load_policy(BASE, 4, False, dtype="bfloat16")
+    model = policy.load_trained(BASE, RunArgs(lora_r=4, dtype="bfloat16"))
     assert {weight.dtype for weight in model.parameters() if weight.requires_grad} == {torch.float32}
     assert {weight.dtype for weight in model.parameters() if not weight.requires_grad} == {torch.bfloat16}
-
-
-def test_a_cpu_without_bfloat16_instructions_is_warned_of(monkeypatch, capsys):
-    monkeypatch.setattr(utils, "DEVICE", "cpu")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False})
-    for choice in ("auto", "float32"):
-        monkeypatch.setattr(utils, "DTYPE", "float32")
-        rlmt_model.warn_of_slow_dtype(choice)
-    assert not capsys.readouterr().out
-    rlmt_model.warn_of_slow_dtype("bfloat16")
-    assert capsys.readouterr().out.splitlines() == [
-        "WARNING: --dtype bfloat16 is slow here: this CPU has no bfloat16 instructions"
-    ]
 
 
 def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_path):
@@ -110,21 +91,8 @@ def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_
     own = GenerationConfig(do_sample=True, repetition_penalty=3.0, min_p=0.5)
     own.save_pretrained(tmp_path)
     assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.repetition_penalty == 3.0
-    loaded = policy.load_policy(tmp_path, 0, False).generation_config
+    loaded = policy.load_trained(tmp_path, RunArgs()).generation_config
     assert loaded.repetition_penalty is None and loaded.min_p is None
-
-
-KINDS = {
-    "language model": (AutoModelForCausalLM, LlamaForCausalLM, {}),
-    "tied language model": (AutoModelForCausalLM, LlamaForCausalLM, {"tie_word_embeddings": True}),
-    "experts": (AutoModelForCausalLM, MixtralForCausalLM, {"num_local_experts": 2}),
-    "reward model": (AutoModelForSequenceClassification, LlamaForSequenceClassification, {"num_labels": 1}),
-    "tied reward model": (
-        AutoModelForSequenceClassification,
-        LlamaForSequenceClassification,
-        {"num_labels": 1, "tie_word_embeddings": True},
-    ),
-}
 
 
 def test_a_model_without_weights_has_the_buffers_and_ties_of_a_loaded_one(base):
@@ -216,7 +184,7 @@ def test_a_model_s_own_treatment_of_its_logits(batch):
 
 def test_statistics_of_entropy(base):
     completions = stored_completions(3, 1)[0]
-    policy.set_entropy_statistics(policy.Policy(base, 0.7), completions, 100, 0, ONE_PROCESS)
+    policy.set_entropy_statistics(policy.Policy(base, 0.7), completions, 100, 0, policy.start_accelerator())
     for completion in completions:
         ids = torch.tensor([completion.prompt_ids + completion.ids])
         n = len(completion.ids)
@@ -232,32 +200,39 @@ def test_statistics_of_entropy(base):
 # --- micro-batches
 
 
-@pytest.mark.parametrize("n", [1, 3, 7, 8])
-def test_chunks_are_the_best_cut(n):
-    """Against all cuts of eight rows into at most n chunks."""
-    lengths = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
+class Processes(NamedTuple):
+    """Stands for a launch in which another process has `n_others` micro-batches."""
 
-    def largest(sizes: list[int]) -> int:
-        largest_chunk = 0
-        start = 0
-        for size in sizes:
-            prompts, completions = zip(*lengths[start : start + size])
-            largest_chunk = max(largest_chunk, size * (max(prompts) + max(completions)))
-            start += size
-        return largest_chunk
+    n_others: int
+    device: str = "cpu"
 
-    cuts = []
-    for inner in itertools.combinations(range(1, 8), n - 1):
-        edges = [0, *inner, 8]
-        cuts.append([b - a for a, b in itertools.pairwise(edges)])
-    sizes = policy._even_sizes(lengths, n)
-    assert sum(sizes) == 8 and len(sizes) <= n and largest(sizes) == min(largest(cut) for cut in cuts)
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([*own.tolist(), self.n_others])
 
 
-def test_every_process_gets_equally_many_micro_batches():
-    assert policy._split_until([3, 1], 4) == [1, 1, 1, 1]
-    assert policy._split_until([2, 5], 3) == [2, 3, 2]
-    assert policy._split_until([], 0) == []
+def padded(lengths: list[tuple[int, int]]) -> int:
+    prompts, completions = zip(*lengths)
+    return len(lengths) * (max(prompts) + max(completions))
+
+
+@pytest.mark.parametrize("max_tokens", [700, 300, 150, 80])
+@pytest.mark.parametrize("n_others", [1, 5, 8])
+def test_micro_batches_are_the_best_cut(max_tokens, n_others):
+    """Against all cuts of eight rows into at most as many; as many as another process has, if it has more."""
+    rows = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
+    alone = policy.micro_batches(rows, max_tokens, lengths=lambda row: row)
+    assert sum(alone, []) == rows
+    smallest = []
+    for n in range(1, len(alone) + 1):
+        for inner in itertools.combinations(range(1, 8), n - 1):
+            cut = [rows[a:b] for a, b in itertools.pairwise([0, *inner, 8])]
+            smallest.append(max(map(padded, cut)))
+    assert max(map(padded, alone)) == min(smallest)
+    assert all(padded(batch) <= max_tokens or len(batch) == 1 for batch in alone)
+
+    batches = policy.micro_batches(rows, max_tokens, Processes(n_others), lambda row: row)
+    assert len(batches) == max(n_others, len(alone))
+    assert sorted(sum(batches, [])) == sorted(rows)
 
 
 # --- before an update
@@ -270,7 +245,7 @@ def test_an_update_that_is_not_a_number_keeps_the_completions(tmp_path):
         with pytest.raises(FloatingPointError, match=f"step 3: {name} is {value}"):
             policy.check_finite({"loss": 1.0, name: value}, completions, 3, tmp_path)
     kept = [json.loads(line) for line in (tmp_path / "not_finite-rank0.jsonl").read_text().splitlines()]
-    assert [row["ids"] for row in kept] == [completion.ids for completion in completions]
+    assert [row["ids"] for row in kept] == [completion.ids for completion in completions] * 2
 
 
 # --- whole weights
@@ -279,7 +254,7 @@ def test_an_update_that_is_not_a_number_keeps_the_completions(tmp_path):
 def test_lora_is_merged_into_a_copy():
     """In bfloat16, where merging and subtracting again would leave other weights."""
     torch.manual_seed(0)
-    model = policy.load_policy(BASE, 4, False).to(torch.bfloat16)
+    model = policy.load_trained(BASE, RunArgs(lora_r=4)).to(torch.bfloat16)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             weight.data.normal_(std=0.02)
@@ -300,7 +275,7 @@ def test_lora_is_merged_into_a_copy():
 def test_weights_in_4_bits_are_saved_as_the_forward_computes_with_them():
     """As the sampler must have them, too; a head that is trained whole is there once."""
     torch.manual_seed(0)
-    model = policy.load_policy(BASE, 4, False, load_in_4bit=True)
+    model = policy.load_trained(BASE, RunArgs(lora_r=4, load_in_4bit=True))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             weight.normal_(std=0.02)

@@ -28,6 +28,7 @@ from rlmt import chat as templates
 from rlmt import vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sample, Sampler, Sampling, ThinkingBudget, Transformers
+from rlmt.run import RunArgs
 from rlmt import chat
 
 BASE = "data/toy/base"
@@ -83,7 +84,7 @@ def untied(tokenizer, tmp_path_factory) -> str:
 def saved(tokenizer, tmp_path_factory) -> str:
     """Saves data/toy/base, whose head is tied, as a training script does."""
     folder = tmp_path_factory.mktemp("saved") / "model"
-    model = policy.Policy(policy.load_policy(BASE, 0, False), 1.0)
+    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
     checkpoint.save_model(folder, model, tokenizer, policy.start_accelerator())
     return str(folder)
 
@@ -152,7 +153,7 @@ def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> floa
 def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts):
     torch.manual_seed(1)
     if kind == "LoRA":
-        model = policy.load_policy(BASE, 4, False)
+        model = policy.load_trained(BASE, RunArgs(gradient_checkpointing=False, lora_r=4))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 weight.data.normal_(std=0.1)
@@ -332,7 +333,7 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
 
 
 def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, tokenizer, prompts):
-    model = policy.load_policy(BASE, 0, gradient_checkpointing=True)
+    model = policy.load_trained(BASE, RunArgs())
     sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(0.0, 8))
     sampler.sync(policy.Policy(model, 1.0))
     found = dict(sampler.sample(prompts[:3]))
@@ -476,8 +477,6 @@ def test_metrics_of_a_step_by_hand():
     ]
     completions[0].reward = 1.0
     completions[3].reward = 5.0
-    for one, value in zip(completions, (0.5, None, 1.5, 2.0), strict=True):
-        one.contributions = {"math": value}
     assert rollout.completion_metrics(completions) == pytest.approx(
         {
             "completions/mean_length": 16.0,
@@ -494,7 +493,6 @@ def test_metrics_of_a_step_by_hand():
             "reward/missing": 0.5,
             "reward/preference": 3.0,  # of those in good format
             "reward/math": 2 / 3,
-            "contribution/math": 4 / 3,  # of those that have one; the others get a floor
         }
     )
 
@@ -522,19 +520,20 @@ def test_mean_and_spread_of_the_rewards_by_hand():
 # --- runs that can teach nothing
 
 
-GUARDED = SimpleNamespace(think_format="think", max_completion_tokens=7, allow_truncation=False)
+GUARDED = SimpleNamespace(think_format="think", max_completion_tokens=7)
 
 
-def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
+def test_a_run_whose_first_three_steps_can_teach_nothing_says_so(capsys):
     cut_off = [completion(7, cut_off=True)] * 3 + [completion(7)] * 2
     malformed = [completion(7, status="no_open")] * 2
     good = [completion(7, status="no_open"), completion(7)]
-    for bad, message in [(cut_off, "cut off at 7 tokens; raise --max-completion"), (malformed, "no_open")]:
+    for bad, message in [(cut_off, "cut off at --max-completion-tokens 7"), (malformed, "no_open")]:
         guard = rollout.FormatGuard(GUARDED)
         guard.check(1, {}, bad)
         guard.check(2, {}, bad)
-        with pytest.raises(RuntimeError, match=message):
-            guard.check(3, {}, bad)
+        assert not capsys.readouterr().out
+        guard.check(3, {}, bad)
+        assert message in capsys.readouterr().out
         # one good step, and nobody looks after three
         for steps in (
             [bad, bad, good, bad, bad],
@@ -543,6 +542,4 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
             guard = rollout.FormatGuard(GUARDED)
             for step, completions in enumerate(steps, 1):
                 guard.check(step, {}, completions)
-        guard = rollout.FormatGuard(SimpleNamespace(**{**vars(GUARDED), "allow_truncation": True}))
-        for step in (1, 2, 3):
-            guard.check(step, {}, bad)
+            assert not capsys.readouterr().out

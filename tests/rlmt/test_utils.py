@@ -522,15 +522,11 @@ def test_a_chat_template_that_is_asked_for_is_used(load, tmp_path, think_format)
         prepare_tokenizer(tokenizer, think_format, "nowhere.jinja")
 
 
-def test_templates_without_an_end_and_with_two_beginnings_are_refused(load, tmp_path):
+def test_a_template_without_an_end_is_refused(load, tmp_path):
     tokenizer = load("llama_base")
     (tmp_path / "endless").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    with pytest.raises(ValueError, match="without a special token; pass --chat-template"):
+    with pytest.raises(ValueError, match="by a special token; pass --chat-template"):
         prepare_tokenizer(tokenizer, "think", str(tmp_path / "endless"))
-    (tmp_path / "two").write_text("{{ bos_token + bos_token }}" + templates.CHAT_TEMPLATES["plain"])
-    prepare_tokenizer(tokenizer, "think", str(tmp_path / "two"))
-    with pytest.raises(ValueError, match="two BOS"):
-        encode_prompt(tokenizer, [USER])
     (tmp_path / "turns").write_text(  # as Llama 2: one BOS a turn
         "{% for m in messages %}{{ bos_token if m.role == 'user' }}{{ m.content }}"
         "{{ eos_token if m.role == 'assistant' }}{% endfor %}"

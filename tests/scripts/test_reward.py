@@ -50,22 +50,19 @@ ROW = {
 def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     (pair,), dropped = build_pairs([ROW], tokenizer, "response", 512)
     assert dropped == []
-    scorer = SimpleNamespace(
-        tokenizer=tokenizer, max_length=512, n_scored=0, n_truncated=0
-    )  # without weights
+    scorer = SimpleNamespace(tokenizer=tokenizer, max_length=512, cut=[])  # without weights
     assert pair.chosen_ids == RewardModel.encode(scorer, ROW["messages"], ROW["chosen"])
     assert pair.rejected_ids == RewardModel.encode(scorer, ROW["messages"], ROW["rejected"])
     (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
     assert tokenizer.decode(with_thinking.chosen_ids).count("<think>\nBudget 12.\n</think>") == 1
 
 
-def test_a_pair_without_thinking_is_refused_where_it_is_read(capsys):
-    train_reward.check_thinking("p.jsonl", [ROW])
+def test_a_pair_without_thinking_is_refused(tokenizer, capsys):
     with pytest.raises(SystemExit) as stop:
-        train_reward.check_thinking("p.jsonl", [ROW, ROW | {"rejected_thinking": None}])
+        build_pairs([ROW, ROW | {"rejected_thinking": None}], tokenizer, "think+response", 512)
     assert stop.value.code == 2
     error = capsys.readouterr().err
-    assert "p.jsonl: the row p has neither 'rejected_thinking'" in error and "--reward-on response" in error
+    assert "row p has neither 'rejected_thinking'" in error and "--reward-on response" in error
 
 
 def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
@@ -94,7 +91,7 @@ def test_too_few_pairs_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         train_reward.main(Args(model=BASE, pairs=str(path), dry_run=True))
     assert ended.value.code == 2
-    assert "6 usable pairs are fewer than --batch-size 64" in capsys.readouterr().err
+    assert "6 pairs to train on, 2 held out: too few; a step takes --batch-size 64" in capsys.readouterr().err
 
 
 def test_pairs_that_the_context_cannot_hold_are_refused(tmp_path, capsys):
@@ -162,19 +159,20 @@ def test_a_reward_model_stands_beside_the_length_baseline():
 
 def test_copies_of_a_pair_are_no_further_evidence():
     """A prompt's pairs share answers; a standard error that takes them as independent would be too small."""
-    right = [1.0, 0.0, 0.0, 1.0, 1.0]
-    prompts = ["a", "b", "c", "d", "e"]
-    once = train_reward.clustered_error(right, prompts)
-    assert once == pytest.approx(np.std(right, ddof=1) / math.sqrt(5))
-    assert train_reward.clustered_error(right * 8, prompts * 8) == pytest.approx(once)
+    margins = [1.0, -1.0, -1.0, 1.0, 1.0]
+    pairs = [Pair(str(i), f"prompt {i}", [1], [1], 50, 50) for i in range(5)]
+    once = train_reward.compare_with_length(margins, pairs)["equal_length"]["standard_error"]
+    assert once == pytest.approx(np.std([1, 0, 0, 1, 1], ddof=1) / math.sqrt(5))
+    copies = train_reward.compare_with_length(margins * 8, pairs * 8)["equal_length"]
+    assert copies["standard_error"] == pytest.approx(once) and copies["n"] == 40
 
 
-def test_a_prompt_in_both_files_ends_the_run(capsys):
-    args = Args(pairs="train.jsonl", held_out_pairs="test.jsonl")
-    pairs = [{"id": "a", "messages": [{"role": "user", "content": "Hi"}]}]
-    with pytest.raises(SystemExit):
-        train_reward.check_disjoint(args, pairs, [pairs[0] | {"id": "b"}])
-    assert "the prompt of row b is in --pairs train.jsonl as well" in capsys.readouterr().err
+def test_a_prompt_in_both_files_ends_the_run(tokenizer, tmp_path, exits):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    args = Args(model=BASE, pairs=str(path), held_out_pairs=str(path))
+    said = exits(train_reward.load_pairs, args, tokenizer, policy.start_accelerator())
+    assert "the prompt of row p is in --pairs as well" in said
 
 
 def loaded() -> torch.nn.Module:
@@ -218,7 +216,7 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
 
 def test_a_head_of_several_outputs_is_replaced(reward_models, tokenizer):
     args = Args(model=reward_models["two_labels"], gradient_checkpointing=False)
-    model = train_reward.load_model(args, None, tokenizer)
+    model, _ = train_reward.load_learner(args, None, tokenizer, policy.start_accelerator())
     assert model.score.weight.shape[0] == 1 and model.config.num_labels == 1
 
 
@@ -229,7 +227,7 @@ def test_other_weights_of_a_wrong_shape_are_refused(reward_models, tokenizer, tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
     with pytest.raises(SystemExit):
-        train_reward.load_model(Args(model=str(folder)), None, tokenizer)
+        train_reward.load_learner(Args(model=str(folder)), None, tokenizer, policy.start_accelerator())
     assert "1 weights are missing, e.g. model.embed_tokens.weight" in capsys.readouterr().err
 
 
@@ -266,12 +264,12 @@ def start(pairs: Path, out: Path, *launcher: str, **changes) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(pairs, tmp_path_factory) -> Path:
     """A run that nothing disturbs, and whose model is gone before another copy of it is loaded."""
-    load_model = train_reward.load_model
+    load_trained = train_reward.load_trained
     measure_held_out = train_reward.measure_held_out
     loaded = []
 
     def load_and_note(*args):
-        model = load_model(*args)
+        model = load_trained(*args)
         loaded.append(weakref.ref(model.score.weight))
         return model
 
@@ -280,7 +278,7 @@ def whole(pairs, tmp_path_factory) -> Path:
         return measure_held_out(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_reward, "load_model", load_and_note)
+        patch.setattr(train_reward, "load_trained", load_and_note)
         patch.setattr(train_reward, "measure_held_out", measure_alone)
         return train(pairs, tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=0)
 

@@ -22,7 +22,6 @@ import train_ppo
 import train_rlver
 import utils
 from data.toy import users as toy_users
-from rlmt.endpoint import Endpoint
 from rewards import simulated_user
 from rlmt import data as rlmt_data
 from rlmt import run as rlmt_run
@@ -38,11 +37,13 @@ def toy_tokenizer():
     return tokenizer
 
 
-def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
-    dialogue = simulated_user.start(PROFILE, setting)
-    prompt = simulated_user.chat_messages(dialogue)
-    user = {"id": "p", "messages": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
-    return train_rlver.Talk(user, dialogue)
+def new_user(tokenizer, profile: dict, setting: dict) -> dict:
+    prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
+    return {**profile, "messages": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
+
+
+def new_talk(tokenizer, setting: dict) -> train_rlver.Conversation:
+    return train_rlver.start_conversation(new_user(tokenizer, PROFILE, setting), setting)
 
 
 # --- token ids and masks
@@ -85,14 +86,15 @@ def test_a_conversation_by_hand(load, family):
         simulated_user.user_turns([talk.dialogue], simulated_user.RLVER, lambda *_: (words, change))  # noqa: B023
         if not talk.dialogue["ended"]:
             talk.add_user_turn(tokenizer, 1000)
-    conversation = train_rlver.read_conversation(talk, tokenizer)
+    conversation = talk
+    conversation.finish(tokenizer)
 
     n_first, n_between, n_second = len(ids_of(first + end)), len(ids_of(between)), len(ids_of(second + end))
     assert conversation.prompt_ids == ids_of(prompt)
     assert conversation.ids == ids_of(first + end) + ids_of(between) + ids_of(second + end)
     assert conversation.loss_mask == [1] * n_first + [0] * n_between + [1] * n_second
     assert conversation.sampler_logprobs == [-0.5] * n_first + [0.0] * n_between + [-0.5] * n_second
-    assert train_rlver.ends_of_replies(conversation.loss_mask) == [n_first - 1, len(conversation.ids) - 1]
+    assert conversation.reply_ends == [n_first - 1, len(conversation.ids) - 1]
     assert conversation.n_trained_tokens == conversation.row()["n_tokens"] == n_first + n_second
 
     assert (conversation.thinking, conversation.response) == ("A thought.\n\nMore.", "So.")
@@ -114,7 +116,7 @@ def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
     talk.add_user_turn(tokenizer, 1000)
     closing = tokenizer(end + between, add_special_tokens=False)["input_ids"]
     assert talk.ids == ids + closing and talk.loss_mask == [1] * len(ids) + [0] * len(closing)
-    assert talk.sampler_logprobs == []  # transformers gives none
+    assert talk.sampler_logprobs is None  # transformers gives none
     assert talk.dialogue["history"][1]["content"] == "Hi."
 
 
@@ -125,7 +127,7 @@ def test_replies_may_have_any_think_format(think_format):
     templates.prepare_tokenizer(tokenizer, think_format, "chatml")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
-    train_rlver.check_turns(tokenizer, talk.user["messages"], think_format)
+    train_rlver.check_turns(tokenizer, talk.messages, think_format)
     reply = utils.join_thinking("Hello", "Hello!", think_format)
     ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
     if not utils.THINK_FORMATS[think_format].stop:
@@ -161,11 +163,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
         think_format="plain", max_tokens=300, max_turn_tokens=48, turns=3, start=40, low=10, temperature=0.7
     )
     setting = train_rlver.simulator_setting(args)
-    users = []
-    for profile in toy_users.profiles(16, 0, "train"):
-        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
-        prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
+    users = [new_user(toy_tokenizer, profile, setting) for profile in toy_users.profiles(16, 0, "train")]
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
     sampler = rollout.Sampler(rollout.Transformers(toy_tokenizer), toy_tokenizer, rollout.Sampling(0.7, 48))
     sampler.sync(policy.Policy(model, 0.7))
@@ -173,7 +171,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
 
     assert [conversation.id for conversation in found] == [user["id"] for user in users]
-    assert len({conversation.n_replies for conversation in found}) == 3
+    assert len({len(conversation.reply_ends) for conversation in found}) == 3
     for conversation in found:
         assert conversation.thinking == ""  # not the blank lines between the thoughts of its replies
         history = conversation.dialogue["history"]
@@ -213,11 +211,13 @@ def ended_talk(tokenizer, emotions: list[float], ended: str) -> train_rlver.Conv
             talk.loss_mask += [0, 0]
         talk.ids += [5, 6]
         talk.loss_mask += [1, 1]
+        talk.reply_ends.append(len(talk.ids) - 1)
         if n < len(emotions):
             talk.dialogue["history"].append({"role": "user", "content": "b", "emotion-point": emotions[n]})
             talk.dialogue["emo_point"] = emotions[n]
     talk.dialogue["ended"] = ended
-    return train_rlver.read_conversation(talk, tokenizer)
+    talk.finish(tokenizer)
+    return talk
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def ended_talk(tokenizer, emotions: list[float], ended: str) -> train_rlver.Conv
 )
 def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
     conversation = ended_talk(toy_tokenizer, emotions, ended)
-    assert conversation.rewards == conversation.contributions == {"emotion": reward}
+    assert conversation.rewards == {"emotion": reward}
     assert conversation.row()["reward"] == reward and math.isnan(conversation.reward) == (reward is None)
 
 
@@ -260,23 +260,6 @@ def test_a_server_that_fails_is_no_failure_of_the_policy(toy_tokenizer):
     assert [talk.row()["error"] for talk in conversations] == ["", "", "", "HTTP 400: content filter", ""]
 
 
-def test_calls_and_dollars_of_the_simulator_are_logged(tmp_path):
-    simulator = Endpoint("m", tmp_path / "simulator-0.jsonl", "http://localhost:1/v1")
-    simulator.calls = 7
-    simulator.cost = 0.25
-    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7}
-    simulator.price = (1.0, 2.0)
-    assert train_rlver.simulator_metrics(simulator) == {"simulator/calls": 7, "simulator/dollars": 0.25}
-    assert train_rlver.simulator_metrics(toy_users.user) == {}
-
-
-def test_training_waits_for_the_simulator_as_the_evaluation_does(tmp_path):
-    """2,048 tokens at the slowest, 5 a second."""
-    args = train_rlver.Args(simulator="m", simulator_url="http://localhost:1/v1", concurrency=128)
-    simulator = train_rlver.load_simulator(args, tmp_path, SimpleNamespace(num_processes=1, process_index=0))
-    assert (simulator.timeout, simulator.concurrency) == (2048 / 5, 128)
-
-
 def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
     setting = simulated_user.RLVER
     talk = new_talk(toy_tokenizer, setting)
@@ -286,7 +269,8 @@ def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
     n_turn = len(train_rlver.turn_ids(toy_tokenizer, "No.", True))
     talk.add_user_turn(toy_tokenizer, len(talk.context) + n_turn - 1)
     assert talk.dialogue["ended"] == "too_long" and talk.ids == ids
-    assert math.isnan(train_rlver.read_conversation(talk, toy_tokenizer).reward)
+    talk.finish(toy_tokenizer)
+    assert math.isnan(talk.reward)
 
 
 def test_a_reply_that_was_cut_off_counts_as_such_whatever_its_format(toy_tokenizer):
@@ -294,8 +278,8 @@ def test_a_reply_that_was_cut_off_counts_as_such_whatever_its_format(toy_tokeniz
     talk = new_talk(toy_tokenizer, setting)
     ids = toy_tokenizer("Good!", add_special_tokens=False)["input_ids"]
     talk.add_reply(rollout.Sample(ids, None, False), setting, "think", toy_tokenizer)
-    conversation = train_rlver.read_conversation(talk, toy_tokenizer)
-    assert (conversation.status, conversation.cut_off) == ("no_open", True)
+    talk.finish(toy_tokenizer)
+    assert (talk.status, talk.cut_off) == ("no_open", True)
 
 
 # two groups of three: 30 -> 60 -> 48 -> 68, a bad format at once, ...
@@ -332,7 +316,7 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
     rewards_P_G = torch.tensor([conversation.reward for conversation in conversations]).view(-1, 3)
     advantages_P_G = train_grpo.group_advantages(rewards_P_G)
     dense_rewards = [train_rlver.TurnRewards(weight)]
-    args = train_rlver.loss_arguments(train_rlver.Args(group_size=3))
+    args = train_rlver.Args(group_size=3)
     train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
 
     for g, group in enumerate(GROUPS):
@@ -364,9 +348,7 @@ def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
 def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
     """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
     conversations = talks(toy_tokenizer)
-    accelerator = SimpleNamespace(
-        device=torch.device("cpu"), num_processes=1, reduce=lambda tensor, reduction: tensor
-    )
+    accelerator = policy.start_accelerator()
     args = train_rlver.Args(gradient_checkpointing=False)
     critic = train_ppo.load_critic(str(ROOT / "data/toy/base"), args)  # its head is new: zero
     train_ppo.set_values(critic, conversations, 1000, toy_tokenizer.pad_token_id, accelerator)
@@ -401,24 +383,6 @@ def test_learning_rates_rise_to_their_values_and_stay():
     assert train_rlver.warm_up(learners, 1, train_rlver.Args(warmup_steps=0)) == 1e-6
 
 
-def test_presets_of_the_tables():
-    """Of table 1 the four runs, of table 3 the two with the challenging user; all with 50 steps of warm-up."""
-    rows = {name: train_rlver.Args(**fields) for name, fields in train_rlver.PRESETS.items() if name != "toy"}
-    found = {}
-    for name, args in rows.items():
-        assert (args.warmup_steps, args.prompts_per_step, args.learning_rate, args.beta) == (50, 32, 1e-6, 0)
-        assert args.entropy_coef == train_rlver.loss_arguments(args).entropy_coef == 0.001
-        found[name] = (args.algorithm, args.ask_thinking, args.think_format, args.user)
-    assert found == {
-        "rlver-think": ("grpo", True, "think", "vanilla"),
-        "rlver-plain": ("grpo", False, "plain", "vanilla"),
-        "rlver-think-ppo": ("ppo", True, "think", "vanilla"),
-        "rlver-plain-ppo": ("ppo", False, "plain", "vanilla"),
-        "rlver-think-ppo-challenging": ("ppo", True, "think", "challenging"),
-        "rlver-plain-ppo-challenging": ("ppo", False, "plain", "challenging"),
-    }
-
-
 @pytest.fixture(scope="module")
 def users(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("users") / "users.jsonl"
@@ -434,7 +398,6 @@ def start(launcher: list[str], users: Path, out: Path, *more: str) -> list[str]:
         *[
             "--max-turn-tokens",
             "40",
-            "--allow-truncation",
             "--save-steps",
             "1",
             "--micro-batch-tokens",
@@ -474,7 +437,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 
     committed = rlmt_data.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
-    not_here |= {"clip_ratio/low_min", "clip_ratio/high_max"}  # no longer logged
+    not_here |= {"clip_ratio/low_min", "clip_ratio/high_max", "contribution/emotion"}  # no longer logged
     for step, metrics in enumerate(rlmt_data.read_log(run / "metrics.jsonl")):
         assert metrics.keys() >= (committed - not_here) | set(names)
         assert all(math.isfinite(value) for value in metrics.values())
@@ -534,8 +497,6 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
         (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
         (["--max-tokens", "60"], "has no room"),
         (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
-        (["--critic-learning-rate", "1"], "--critic-learning-rate does nothing without --algorithm ppo"),
-        (["--algorithm", "ppo", "--group-size", "2"], "--group-size does nothing with --algorithm ppo"),
     ],
 )
 def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsys):
@@ -573,5 +534,5 @@ def test_a_simulator_is_asked_its_first_request_before_a_model_is_loaded(users, 
     server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     done = here("train_rlver.py", *at_server)
     assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
-    assert "--key-env 127.0.0.1:" in done.stderr
+    assert "--key-env" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -126,11 +126,15 @@ LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
     [
         (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
         (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
-        (MANY[:8], {}, "8 usable traces are fewer than --batch-size 16"),
+        (MANY[:8], {}, "only 8 of 8 traces can be trained on ({}), and a step takes --batch-size 16"),
         (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
-        (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
-        (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),
-        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "t.jsonl:1: no field 'response'"),
+        (
+            MANY,
+            {"think_format": "zero_think"},
+            "--think-format zero_think has no warm start; use think or plain",
+        ),
+        (MANY, {"think_format": "thinking"}, "--think-format thinking has no warm start; use think or plain"),
+        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "({'not_ending_in_assistant': 1})"),
     ],
 )
 def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys):
@@ -195,10 +199,9 @@ def by_hand() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     return means, gradients(model)
 
 
-@pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("micro_batch_tokens", [10_000, 100])
-def test_the_loss_is_a_mean_over_completion_tokens(by_hand, accelerator, packing, micro_batch_tokens):
-    args = Args(packing=packing, micro_batch_tokens=micro_batch_tokens)
+def test_the_loss_is_a_mean_over_completion_tokens(by_hand, accelerator, micro_batch_tokens):
+    args = Args(micro_batch_tokens=micro_batch_tokens)
     model = loaded()
     means = train_sft_warmstart.accumulate_gradients(
         random_rows(7), policy.Policy(model, 1.0), args, 0, accelerator
@@ -313,7 +316,7 @@ def test_two_processes_learn_what_one_learns(whole, traces, tmp_path):
 @pytest.mark.parametrize("load_in_4bit", [False, True])
 def test_lora_is_merged_into_the_weights_that_it_was_trained_with(traces, tmp_path, load_in_4bit):
     adapter = {"lora_r": 4, "learning_rate": 2e-2, "load_in_4bit": load_in_4bit}
-    out = train(traces, tmp_path / "run", batch_size=8, packing=True, **adapter)
+    out = train(traces, tmp_path / "run", batch_size=8, **adapter)
     metrics = metrics_of(out)
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     merged = weights_of(out / "model")
@@ -336,7 +339,8 @@ def test_a_killed_run_in_4_and_8_bits_ends_with_the_same_bits(traces, tmp_path):
     bits = {"lora_r": 64, "learning_rate": 2e-3, "load_in_4bit": True, "optim": "adamw_8bit"}
     bits |= {"gradient_checkpointing": True, "epochs": 1.0}
     whole = train(traces, tmp_path / "whole", keep_checkpoints=0, **bits)
-    states = torch.load(whole / "checkpoint-3" / "optimizer-rank0.pt", weights_only=True)
+    states = torch.load(whole / "checkpoint-3" / "model-optimizer-rank0.pt", weights_only=True)
+    states = [state["__bnb_optimizer_quant_state__"] for state in states["state"].values()]
     assert sum(state["state1"].dtype == torch.uint8 for state in states) > len(states) / 2
 
     broken = tmp_path / "broken"

@@ -34,7 +34,7 @@ def commands_of_two(prompts: Path, outs: list[Path]) -> list[list[str]]:
         launcher = f"""-m accelerate.commands.launch --config_file accelerate/2nodes_fsdp2.yaml --num_processes 2
             --mixed_precision no --machine_rank {rank} --main_process_ip 127.0.0.1 --main_process_port {port}"""
         script = f"""tests/fsdp_on_cpu.py train_grpo.py --preset toy --model data/toy/base --prompts {prompts} --steps 2
-            --prompts-per-step 4 --group-size 4 --max-completion-tokens 24 --allow-truncation
+            --prompts-per-step 4 --group-size 4 --max-completion-tokens 24
             --on-bad-format score --out {out}"""
         commands.append([sys.executable, *launcher.split(), *script.split()])
     return commands
@@ -72,7 +72,7 @@ def test_two_machines_write_one_run(prompts, tmp_path):
     assert len((run / "command.txt").read_text().splitlines()) == 1
     assert "step 2/2" in printed[0] and "step " not in printed[1]
     written = {path.name for path in (run / "checkpoint-2").iterdir()}
-    assert {"optimizer-rank0.pt", "optimizer-rank1.pt", "complete"} < written
+    assert {"model-optimizer-rank0.pt", "model-optimizer-rank1.pt", "complete"} < written
     assert shapes_of(run / "model") == shapes_of(ROOT / "data/toy/base")
     assert {path.name for path in tmp_path.iterdir()} == {"prompts.jsonl", "run", "output-0", "output-1"}
 

@@ -51,7 +51,7 @@ def scored() -> dict:
             completion.status = "no_open" if i % 5 == 4 else "ok"
         own = rollout.share_of(completions, accelerator)
         Scorer(args, None, Path(), accelerator).set_rewards(own, group_size, None)
-        found[name] = gather_object([[completion.reward, completion.contributions] for completion in own])
+        found[name] = gather_object([completion.reward for completion in own])
     return found | {"n_scored": load_function(own_reward).__globals__["n_scored"][-1]}
 
 
@@ -74,7 +74,7 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
 
     expected = one_process["rewards"]
     assert found["rewards"] == {**expected, "n_scored": 6} and expected["n_scored"] == 12
-    assert len({reward for reward, _ in expected["PPO"]}) > 5
+    assert len(set(expected["PPO"])) > 5
     for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3)):
         expected = one_process[algorithm]
         for expected_step, step in zip(expected["steps"], found[algorithm]["steps"], strict=True):

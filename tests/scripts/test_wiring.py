@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+import train_grpo
 from data.toy import sums as toy_sums
 from rewards import shaping
 from rlmt import run as rlmt_run
@@ -35,7 +36,7 @@ COMMON = [
         "--save-steps",
         "1",
     ],
-    *["--max-completion-tokens", "24", "--allow-truncation", "--on-bad-format", "score", "--gold", ""],
+    *["--max-completion-tokens", "24", "--on-bad-format", "score", "--gold", ""],
     *["--temperature", str(TEMPERATURE), "--weight-decay", "0.1", "--updates-per-rollout", "2"],
 ]
 
@@ -221,9 +222,10 @@ def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
 
     toy_sums.save(toy_sums.write_files(toy_sums.Args(out=tmp_path)), tmp_path, 0)
     sums = tmp_path / "sums_prompts.jsonl"
+    flags[1] = "8"
     flags[-1] = "math:1"
-    _, steps = run("train_grpo.py", *flags, "--prompts", sums, "--pass-at-k", "2", "--overwrite")
-    expected = shaping.pass_at_k([one.correct for one in steps[1]], 4, 2)
+    _, steps = run("train_grpo.py", *flags, "--prompts", sums, "--scale-rewards", "pass_at_k", "--overwrite")
+    expected = shaping.pass_at_k([one.correct for one in steps[1]], 8, train_grpo.PASS_AT_K)
     assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected)
 
 
