@@ -220,6 +220,9 @@ def serve(
     if DEVICE != "cuda":  # as in Engine
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]
 
+    # a proxy of the environment is for other machines
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    os.environ["no_proxy"] = f"{others},127.0.0.1"
     with open(log, "w") as file:
         server = subprocess.Popen(
             words,
