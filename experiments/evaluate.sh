@@ -54,8 +54,8 @@ for benchmark in "$@"; do
     echo "$out is complete; delete it to evaluate anew"
     continue
   fi
-  # a local judge needs the memory of the model
-  if [ -d "$model" ] && [ -z "${url+x}" ] && [[ $JUDGE_FLAGS != *local:* ]]; then
+  # not beside a server that is there, nor a local judge, which needs the memory of the model
+  if [ -d "$model" ] && [ -z "${url+x}" ] && [[ "$MODEL_FLAGS $JUDGE_FLAGS" != *@(--model-url|local:)* ]]; then
     start_server
   fi
   run=(--model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"

@@ -362,8 +362,6 @@ class Args:
     """Folder or hub name."""
     log: Path = Path("vllm.log")
     """File for what the server prints."""
-    model_url: str = ""
-    """If there is a server already, none is started."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """As in the evaluation scripts, and the flags below."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -372,11 +370,11 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Prints the URL of a server and keeps it until the parent ends; an empty line if no server is needed."""
+    """Prints the URL of a server and keeps it until the parent ends; an empty line if vLLM is not wanted."""
     from rlmt.sampler import wants_vllm  # which imports this file where vLLM is wanted
 
     parent = os.getppid()
-    if args.model_url or not wants_vllm(args.rollout):
+    if not wants_vllm(args.rollout):
         print(flush=True)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
