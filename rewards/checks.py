@@ -12,6 +12,7 @@ from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
 from rlmt.run import refuse_unused
 from utils import fail, or_fail
 from rewards import gold, preference, sandbox
+from rewards.code_runner import read_tests
 from rewards.command_line import asked_for, functions_of, is_preference_alone, parameters, parse_spec
 from rewards.command_line import reward_options
 from rewards.judged import read_rubric
@@ -52,7 +53,7 @@ def check(args) -> None:
     if not is_preference_alone(args, spec):
         _check_prompts(args, dict(spec), functions, judged_names)
     if "code" in functions:
-        _check_sandbox()
+        sandbox.check(args.unsafe_code)
 
 
 def judged_rewards(args) -> list[str]:
@@ -93,18 +94,6 @@ def read_prompt_rows(args) -> list[dict]:
     prompts = read_prompts(args.prompts)
     check_ids(args.prompts, prompts)
     return prompts
-
-
-def _check_sandbox() -> None:
-    """Prints what bounds the programs of a policy on this machine; exits with 2 if root could run none safely."""
-    barrier, own_user = or_fail(sandbox.strongest)
-    PartialState().print(f"programs run behind {sandbox.describe(barrier, own_user)}")
-    if barrier == "none":
-        PartialState().print(
-            "WARNING: programs that the policy writes can use this machine's network and read every file that "
-            f"{'all users' if own_user else 'you'} may read. Install bubblewrap (apt install bubblewrap); in a "
-            "container it also needs the right to make namespaces"
-        )
 
 
 def _check_signature(name: str, function: Callable) -> None:
@@ -224,6 +213,8 @@ def _check_prompts(
     if "instructions" in functions:
         _check_instructions(prompts)
     for prompt in prompts:
+        if "code" in functions and has_field(prompt, "tests"):
+            or_fail(read_tests, prompt)
         if "rubric" in functions and has_field(prompt, "rubric"):
             or_fail(read_rubric, prompt)
         if "bleu" in functions and has_field(prompt, "references"):

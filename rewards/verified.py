@@ -29,7 +29,7 @@ from typing import Literal
 from rlmt.watchdog import beat
 from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
-from rewards import code_runner
+from rewards import code_runner, sandbox
 from rewards.shared import Values, has_field, verified_values
 
 # --- 1. math: reading an answer
@@ -322,57 +322,18 @@ def math_answer(
 # --- 3. code
 
 
-def _code_blocks(response: str) -> list[str]:
-    """Returns the fenced blocks of a response, or the whole of it.
-
-    A block in a list loses its indentation.
-    """
-    fenced = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
-    return [textwrap.dedent(block) for _, block in fenced] or [response]
-
-
-def _tested_names(tests: list[str], entry_point: str) -> set[str]:
-    """Finds what a program must define: its entry point, else what the tests use and do not define."""
-    if re.match(r"\w", entry_point):
-        return set(re.findall(r"^\w+", entry_point))
-    try:
-        nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
-    except (SyntaxError, ValueError):  # a test is not Python
-        return set()
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    return {name.id for name in names} - stored - parameters
-
-
-def _find_program(response: str, tests: list[str], entry_point: str) -> str:
-    """Returns the last code block that defines at top level what the tests use, else the last block.
-
-    An example or an output may follow the program.
-    """
-    blocks = _code_blocks(response)
-    names = _tested_names(tests, entry_point)
-    if names:
-        name = rf"(?:{'|'.join(names)})"
-        definition = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
-        for block in reversed(blocks):
-            if definition.search(block):
-                return block
-    return blocks[-1]
-
-
 def _share_passed(row: dict, timeout: float) -> float | None:
-    """Returns the share of its tests that a row passes; None if it has none or they cannot be run."""
-    tests = row.get("tests")
-    if not tests:
+    """Returns the share of its tests that a row passes; None if it has none, or the sandbox did not start."""
+    if not has_field(row, "tests"):
         return None
+    tests = code_runner.read_tests(row)
     entry_point = row.get("entry_point") or ""
-    if isinstance(tests, str):
-        tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
-    program = _find_program(row["response"], tests, entry_point)
-    passed = code_runner.count_passed(program, tests, entry_point, timeout)
+    program = code_runner.find_program(row["response"], code_runner.tested_names(tests, entry_point))
+    result = sandbox.run(program, tests, entry_point, timeout)
     beat()
-    return None if passed is None else passed / len(tests)
+    if result.status == "not started":
+        return None
+    return sum(result.passed) / len(tests)
 
 
 def code(
