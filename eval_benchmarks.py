@@ -61,6 +61,7 @@ from benchmarks.foreign import FOREIGN_STYLES
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import add_to_index, for_summary, row_key
 from benchmarks.table import BENCHMARKS
+from rewards import sandbox
 from utils import THINK_FORMATS, fail
 
 
@@ -137,6 +138,8 @@ class Args:
     """US dollars per million tokens that the judge reads and writes."""
     max_invalid: float = 0.01
     """Share of invalid rows above which a run has none of the benchmark's metrics."""
+    unsafe_code: bool = False
+    """Run programs without bubblewrap, which is not on every machine: they can read your files and use the network."""
     # instead of a model
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts; their numbers go into the file --out."""
@@ -405,6 +408,8 @@ def wildbench_command(words: list[str]) -> list[str]:
 
 def main(args: Args) -> None:
     shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
+    if args.name == "humaneval":
+        sandbox.check(args.unsafe_code)
     if args.from_:
         score_stored(args)
         return

@@ -148,6 +148,8 @@ class Args:
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
     preference:0.1 overlong:soft. See rewards/__init__.py."""
+    unsafe_code: bool = False
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
     its own name: brief.limit=50."""

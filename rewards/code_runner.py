@@ -21,7 +21,9 @@ def code_blocks(response: str) -> list[str]:
                 blocks.append([])
             continue
         # a fence in a docstring is indented by more, or of another kind or length
-        closes = fence and fence[2].startswith(opening) and not fence[3].strip() and len(fence[1]) <= indent + 3
+        closes = (
+            fence and fence[2].startswith(opening) and not fence[3].strip() and len(fence[1]) <= indent + 3
+        )
         if closes:
             is_open = False
         else:
@@ -65,7 +67,9 @@ def read_tests(row: dict) -> list[str]:
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{where} is not Python: {error}") from error
     if not _can_fail(trees):
-        raise ValueError(f"{where} has no assert that would run; a text that defines check needs the field entry_point")
+        raise ValueError(
+            f"{where} has no assert that would run; a text that defines check needs the field entry_point"
+        )
     return tests
 
 

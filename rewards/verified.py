@@ -2,17 +2,11 @@
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists where). A fraction,
 a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-`code` compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or
-`in` of the program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot
-be run.
-
-A program that knows the tests passes them: by heart or, without bubblewrap, from any file that all users may
-read. So does one that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`,
-`encode_cyclic` and `encode_shift` of the prompt, others an `np` that they do not import. Leave such tasks
-out. Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
+`code` runs program and tests in one process, so a program can read in its caller's frame what is expected, and an object
+that answers arithmetic as it likes can be close to any number. Comparisons by `==` of the program's own fail.
+Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
 """
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -22,7 +16,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -350,10 +343,8 @@ def code(
     program; it defines `check(candidate)` if the row has an `entry_point` (a name, or an expression such as
     `Solution().solve`).
 
-    Tests see the program's functions and objects from another process. Plain data is compared there: a
-    Counter as a dict, NumPy's scalars as numbers. Objects can be called, indexed, iterated, set, entered and
-    combined (see code_tests.py), and equal only themselves. The value is None where a test hands over what
-    cannot be pickled, such as a lambda.
+    The value is None where the sandbox was killed before the program began. Raises ValueError as
+    code_runner.read_tests does; the check at the start of a run has said so before.
 
     Args:
         partial: return `value` times the share of the tests that pass.

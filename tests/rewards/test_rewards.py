@@ -10,7 +10,7 @@ import pytest
 import rewards
 import train_grpo
 import train_ppo
-from rewards import checks, gold, sandbox, shaping, unsupervised, verified
+from rewards import gold, shaping, unsupervised, verified
 from rewards.shared import fields_of
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -318,21 +318,12 @@ def test_an_own_reward_that_cannot_be_had_is_said_first(word, message, tmp_path,
 
 
 def test_a_machine_without_a_sandbox_is_said_first(tmp_path, capsys, no_sandbox):
-    prompt = {"id": "a", "messages": [{"role": "user", "content": "Write f."}], "tests": ["assert f"]}
+    prompt = {"id": "a", "messages": [{"role": "user", "content": "Write f."}], "tests": ["assert f(1)"]}
     args = own_args(tmp_path, "code:1")
     Path(args.prompts).write_text(json.dumps(prompt) + "\n")
     with pytest.raises(SystemExit) as e:
         rewards.check(args)
-    assert e.value.code == 2 and "no sandbox can be made here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("barrier", sandbox.BARRIERS)
-def test_a_run_says_what_bounds_its_programs(barrier, capsys, monkeypatch):
-    monkeypatch.setattr(sandbox, "strongest", lambda: (barrier, True))
-    checks._check_sandbox()
-    said = capsys.readouterr().out
-    assert f"programs run behind {sandbox.BARRIERS[barrier]}; user id of its own" in said
-    assert ("WARNING" in said) == (barrier == "none")
+    assert e.value.code == 2 and "apt install bubblewrap" in capsys.readouterr().err
 
 
 def test_options_from_the_command_line(tmp_path):
