@@ -95,10 +95,14 @@ def check_ifeval(tasks: list[dict], data: Path | None = None) -> None:
         names = task["instruction_id_list"]
         unknown = set(names) - set(known)
         if unknown:
-            fail(f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?")
+            fail(
+                f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?"
+            )
         all_kwargs = task.get("kwargs")
         if not isinstance(all_kwargs, list) or len(all_kwargs) != len(names):
-            fail(f"task {task['key']}: field kwargs must be a list with a dict for each of {len(names)} instructions")
+            fail(
+                f"task {task['key']}: field kwargs must be a list with a dict for each of {len(names)} instructions"
+            )
         for name, kwargs in zip(names, all_kwargs):
             problem = unusable_arguments(known[name], name, kwargs)
             if problem:
@@ -112,16 +116,19 @@ def unusable_arguments(checker: type, name: str, kwargs: dict) -> str:
     """
     instruction = checker(name)
     try:
-        given = {key: value for key, value in kwargs.items() if value not in (None, "")}
+        given = {key: value for key, value in kwargs.items() if value}  # as lm-eval hands them over
         instruction.build_description(**given)
         instruction.check_following("One text.\n\nAnother one.")
         used = instruction.get_instruction_args() or {}
     except Exception as error:
         return f"{type(error).__name__} {error}"
     for key, value in used.items():
-        same = str(given.get(key)).lower().strip() == str(value).lower().strip()
-        if not same and not isinstance(value, list | tuple):
-            return f"{key} would be drawn at random, here {value!r}"
+        if isinstance(value, list | tuple):
+            same = isinstance(given.get(key), list | tuple)
+        else:
+            same = str(given.get(key)).lower().strip() == str(value).lower().strip()
+        if not same:
+            return f"{key} would be {value!r}"
     return ""
 
 

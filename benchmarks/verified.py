@@ -431,9 +431,13 @@ def humaneval_check(task: dict, text: str) -> dict:
 
     test = f"{task['test']}\ncheck({task['entry_point']})"
     result = sandbox.run(task["prompt"] + text, [test], task["entry_point"])
+    correct = result.passed == [True]
+    status = result.status
+    if status == "ok" and not correct:
+        status = "error"
     return {
-        "correct": result.passed == [True],
-        "program_status": result.status,  # `status` is that of the generation
+        "correct": correct,
+        "program_status": status,  # `status` is that of the generation
         "error": result.stderr[-300:],
     }
 

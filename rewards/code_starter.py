@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import traceback
 
 
 def trusted(value):
@@ -75,7 +76,9 @@ def run(program: str, tests: list[str], entry_point: str) -> bytes:
             execute(test, tested)
             verdicts += b"1"
         except BaseException:
+            traceback.print_exc(limit=-1)
             verdicts += b"0"
+    sys.stderr.flush()
     return verdicts
 
 
