@@ -53,109 +53,40 @@ from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows
-from rlmt.run import check_run, parse_args, start_run, write_summary
+from rlmt.run import check_run, parse_args, start_run
 import tyro
 
 from benchmarks import creativewriting3, reward_model, shared
-from benchmarks.foreign import FOREIGN_STYLES
-from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary, row_key
+from benchmarks.flags import AnswerFlags, JudgeFlags
+from benchmarks.judge_template import describe_wording, fill_messages, read_template
+from benchmarks.scoring import for_summary, index_row, row_key
 from benchmarks.table import BENCHMARKS
 from rewards import sandbox
-from utils import THINK_FORMATS, fail
+from utils import fail
 
 
 @dataclass
-class Args:
+class Args(JudgeFlags, AnswerFlags):
     name: tyro.conf.Positional[Literal[*BENCHMARKS]] = tyro.MISSING
     """The benchmark."""
     data: str = ""
     """The benchmark's file, the folder that holds it, or a hub dataset (`owner/name[:configuration]`)."""
-    # model
-    model: str = ""
-    """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
-    model_url: str = ""
-    """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
-    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
-    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
-    chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
-    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
-    chat_template_args: tuple[str, ...] = ()
-    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
-    # generation
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of every model that runs here; auto: bfloat16 on a GPU, float32 on a CPU."""
     temperature: float = 0.7
     """0 is greedy. The paper's evaluation uses 0.7."""
     top_p: float = 0.95
     """The paper's evaluation uses 0.95."""
-    max_tokens: int = 8192
-    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's evaluation uses
-    8192 with thinking, 4096 without."""
-    max_thinking_tokens: int = 0
-    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     samples: int = 1
     """Answers per task, for pass@k and maj@k. Benchmarks with a judge, IFEval and IFBench score one answer: the
     best of them by --reward-model."""
-    reward_model: str = ""
-    """Reward model that scores every answer in good format, for the best of n answers; also reports its mean."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What that reward model reads."""
-    limit: int = 0
-    """Use only the first tasks; 0: all."""
-    batch_size: int = 64
-    """Tasks per batch with transformers."""
-    data_parallel: int = 0
-    """Engines of vLLM at most, which share the tasks; 0: as many as the GPUs allow, on a CPU one."""
-    tensor_parallel: int = 1
-    """GPUs of one engine, for a model that one GPU does not hold."""
-    # judge
-    judge: str = ""
-    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """What a judge is asked; see the top of this script."""
-    template: str = ""
-    """File with the judge's instructions, used verbatim; empty: our own wording. For arenahard2 perhaps a folder,
-    with hard_prompt.txt and creative_writing.txt."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
-    judge_tensor_parallel: int = 1
-    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
-    concurrency: int = 32
-    """Judge calls at a time."""
-    budget: float = 0.0
-    """US dollars that the judge may cost; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that the judge reads and writes."""
-    max_invalid: float = 0.01
-    """Share of invalid rows above which a run has none of the benchmark's metrics."""
     unsafe_code: bool = False
     """Run programs without bubblewrap, which is not on every machine: they can read your files and use the network."""
-    # instead of a model
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """Stored responses, annotations or judge texts; their numbers go into the file --out."""
-    # run
-    seed: int = 0
-    """Random seed for sampling. Behind --model-url, 0 sends no seed with the first answer to a task."""
-    out: str = ""
-    """Run folder; empty: results/eval_<name>__<model>__s<seed>__<hash of the arguments>. With --from, the file
-    for the numbers and, under `rows`, the result of every row; empty: only print the numbers."""
-    resume: bool = False
-    """Keep what a run folder already has: generations, and every reply of the judge."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
-    of their cost, and stop."""
+    """Stored responses, annotations or judge texts, in place of a model. Their numbers, and under `rows` the result of
+    every row, go into the file --out; empty: the numbers are only printed."""
 
 
 # --- 1. before anything is loaded or asked
@@ -164,22 +95,16 @@ class Args:
 def check_args(args: Args) -> None:
     """Exits with 2 for arguments that do not fit the benchmark."""
     benchmark = BENCHMARKS[args.name]
-    judged = benchmark.judge_requests is not None
-    if judged and not args.judge:
+    is_judged = benchmark.judge_options is not None
+    if is_judged and (not args.judge or ".py:" in args.judge):
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
-    if args.judge and not judged:
-        fail(f"{args.name} has no judge; leave --judge out")
-    if args.template and not judged:
-        fail(f"{args.name} has no judge; leave --template out")
-    if ".py:" in args.judge:
-        fail(f"--judge {args.judge} is a program; {args.name} takes a model's name, or local:FOLDER")
+    if not is_judged and (args.judge or args.template):
+        fail(f"{args.name} has no judge; leave --judge and --template out")
     if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
         fail(
             "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
             "`vllm serve` and name --judge-url, or use --protocol paper"
         )
-    if args.samples < 1:
-        fail(f"--samples {args.samples}: use 1 or more")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
@@ -230,9 +155,15 @@ def judge_template_for(args: Args, task: dict) -> str:
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    template = judge_template_for(args, task)
-    make = BENCHMARKS[args.name].judge_requests
-    return make(task, answer, Path(args.data), args.protocol, args.judge_max_tokens, template)
+    benchmark = BENCHMARKS[args.name]
+    template = judge_template_for(args, task) or benchmark.judge_template(task, args.protocol)
+    options = dict(benchmark.judge_options[args.protocol])
+    if args.judge_max_tokens and "logprobs" not in options:
+        options["max_tokens"] = args.judge_max_tokens
+    requests = {}
+    for name, fields in benchmark.judge_fields(task, answer, Path(args.data), args.protocol).items():
+        requests[name] = {"messages": fill_messages(template, fields)} | options
+    return requests
 
 
 def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
@@ -309,6 +240,9 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     for row, by_field in zip(answers, requests):
         replies_by_field = {field: next(next_reply) for field in by_field}
         fields = benchmark.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
+        for reply in replies_by_field.values():
+            if reply.error:
+                fields["judge_error"] = reply.error
         rows.append(row | fields)
     return rows
 
@@ -347,27 +281,12 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
     """Returns the lines of this run in results/runs.csv, one a metric."""
     rows = []
     for metric in metrics_of(args.name, numbers):
-        interval_key = f"{metric}_interval"
+        interval = f"{metric}_interval"
         if metric in ("accuracy", "prompt_strict"):  # headlines, whose interval has no prefix
-            interval_key = "interval"
-        low, high = numbers.get(interval_key) or (None, None)
-        n = numbers["n"]
+            interval = "interval"
+        row = index_row(args, args.name, numbers, metric, fingerprint, interval)
         if metric.startswith("instruction_"):
-            n = numbers["n_instructions"]
-        row = {
-            "model": args.model,
-            "benchmark": args.name,
-            "n": n,
-            "n_invalid": numbers["n_invalid"],
-            "temperature": args.temperature,
-            "judge": args.judge,
-            "fingerprint": fingerprint,
-            "metric": metric,
-            "value": numbers[metric],
-            "low": low,
-            "high": high,
-            "task_means": numbers.get("task_means", {}).get(metric),
-        }
+            row["n"] = numbers["n_instructions"]
         rows.append(row)
     return rows
 
@@ -380,8 +299,6 @@ def print_invalid(numbers: dict) -> None:
 
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
-    if not Path(args.from_).exists():
-        fail(f"--from {args.from_}: no such file")
     rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     withhold_metrics(args, numbers)
@@ -465,8 +382,7 @@ def main(args: Args) -> None:
     }
     if args.judge:
         summary["wording"] = describe_wording(args.template)
-    add_to_index(run, index_rows(args, numbers, fingerprint))  # first, as the summary marks a run as complete
-    write_summary(run, summary)
+    shared.save_results(run, summary, index_rows(args, numbers, fingerprint))
 
 
 if __name__ == "__main__":

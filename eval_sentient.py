@@ -28,7 +28,7 @@ are in rewards/simulated_user.py:
 `emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended keeps
 its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group of
 strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
-benchmarks/empathy.py.
+benchmarks/sentient.py.
 
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
@@ -40,8 +40,8 @@ If a simulator behind an endpoint gave no reply, as in an outage, the run ends w
 Everything is checked before anything is generated; a simulator behind an endpoint is asked for one token.
 `--dry-run` makes the same checks.
 
-Writes results/<run>/: config.json, command.txt, env.txt; turns.jsonl (turn by turn, read by --resume) and
-dialogues.jsonl (SAGE's format), both also with the suffix _held_out; simulator.jsonl and
+Writes results/<run>/: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
+turn, and read by --resume), also with the suffix _held_out; simulator.jsonl and
 simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and judged.jsonl
 (what it says of each dialogue); with --from-dialogues next to --out. Adds lines to results/runs.csv.
 """
@@ -57,58 +57,31 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
+from rlmt.data import read_log, write_jsonl
 from rlmt.endpoint import Endpoint, call_timeout, try_endpoint, was_refused
-from rlmt.run import check_run, load_function, parse_args, start_run, write_summary
+from rlmt.run import check_run, load_function, parse_args, start_run
 from rlmt.sampler import Sampler, Sampling, text_of, wants_vllm
 from rlmt.vllm import gpu_groups
-from benchmarks import empathy, sage_dialogues, shared
-from benchmarks.foreign import FOREIGN_STYLES
-from benchmarks.scoring import add_to_index, for_summary
-from utils import THINK_FORMATS, fail, or_fail
+from benchmarks import sentient, shared
+from benchmarks.flags import JudgeFlags, ModelFlags
+from benchmarks.scoring import for_summary, index_row
+from utils import fail, or_fail
 from rewards import simulated_user, user_prompts
 
 
 @dataclass
-class Args:
-    # model and data
-    model: str = ""
-    """Folder or hub name of the model to evaluate; with --model-url the name that the endpoint knows."""
-    model_url: str = ""
-    """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
+class Args(JudgeFlags, ModelFlags):
     profiles: str = ""
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
-    limit: int = 0
-    """Use only the first users of the file; 0: all."""
-    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
-    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
-    chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
-    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
-    chat_template_args: tuple[str, ...] = ()
-    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     ask_thinking: bool = False
     """Ask for a <think> block in the system line; on by itself if the model was trained so, see keep_thinking."""
     keep_thinking: bool = False
     """Let the model read the thinking of its earlier turns; otherwise it reads only what it said. On by itself
     if the model's think_format.json says that it was trained so, as train_rlver.py's do."""
-    # generation
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of every model that runs here; auto: bfloat16 on a GPU, float32 on a CPU."""
     temperature: float = 0.7
     """0 is greedy. SAGE does not state one; 0.7 is our choice."""
-    top_p: float = 1.0
-    """1: samples from the full distribution."""
     max_tokens: int = 4096
     """New tokens per reply (RLVER: 5000)."""
-    batch_size: int = 64
-    """Dialogues per batch with transformers."""
-    data_parallel: int = 0
-    """Engines of vLLM at most, which share the dialogues; 0: as many as the GPUs allow, on a CPU one."""
-    tensor_parallel: int = 1
-    """GPUs of one engine, for a model that one GPU does not hold."""
     # simulated user
     simulator: str = ""
     """A model's name at --simulator-url, or file.py:function. SAGE's board: DeepSeek-V3 of December 2024."""
@@ -118,29 +91,16 @@ class Args:
     """A second simulator, named in the same way; empty: none."""
     held_out_simulator_url: str = ""
     """Its endpoint."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
-    concurrency: int = 32
-    """Calls to a simulator at a time."""
-    budget: float = 0.0
-    """US dollars that each simulator may cost, and the judge; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that a simulator or the judge reads and writes."""
-    max_invalid: float = 0.01
-    """Share of dialogues without a score above which there is no headline; also of those the judge failed on."""
     # judge
     judge: str = ""
     """What reads the dialogues for strategies and capabilities: a model at --judge-url, local:FOLDER, or
     file.py:function, which finds strategies alone. Empty: nothing. RLVER: DeepSeek-V3."""
-    judge_url: str = ""
-    """Its endpoint; empty: OPENAI_BASE_URL, else the official one."""
+    template: str = ""
+    """File with the judge's instructions for the capabilities, used verbatim; empty: our own wording."""
     judge_max_tokens: int = 4096
     """Tokens of a reply of the judge."""
-    judge_tensor_parallel: int = 1
-    """GPUs of one engine of a judge local:FOLDER."""
     # protocol
     protocol: Literal["sage", "rlver"] = "sage"
     """See the table at the top of this script."""
@@ -153,18 +113,6 @@ class Args:
     # instead of a run
     from_dialogues: str = ""
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
-    # run
-    seed: int = 0
-    """Random seed for sampling, for the simulators and for intervals. --model-url gets none if it is 0."""
-    out: str = ""
-    """Run folder; empty: results/eval_sentient__<model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Keep what a run folder already has: turns, and every reply of the simulators."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments, data, model and simulators (by one call of one token each), print the number of calls and
-    with --price their cost at most, and stop."""
 
     def setting(self) -> dict:
         """Returns the simulator's setting: that of the protocol, changed by the flags."""
@@ -186,9 +134,9 @@ def rescore(args: Args) -> None:
     """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
         fail("--from-dialogues needs --out OUT.json")
-    shared.check_judge(args)
-    dialogues = sage_dialogues.read(args.from_dialogues)
-    scores = for_summary(or_fail(sage_dialogues.score, dialogues, args.seed))
+    sentient.check_judge(args)
+    dialogues = sentient.read(args.from_dialogues)
+    scores = for_summary(or_fail(sentient.score, dialogues, args.seed))
     shared.withhold_headline(args, scores, "mean_emotion")
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
@@ -197,7 +145,7 @@ def rescore(args: Args) -> None:
         return
     if args.judge:
         folder.mkdir(parents=True, exist_ok=True)
-        scores |= empathy.judge(args, dialogues, folder)
+        scores |= sentient.judge(args, dialogues, folder)
 
     shared.write_scores(args.out, scores)
     print(json.dumps(scores))
@@ -292,12 +240,14 @@ def talk(
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
-    Appends every step to `path`. If the file exists, continues after its last complete line.
+    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that failed again.
     """
     setting = args.setting()
-    dialogues = [simulated_user.start(profile, setting) for profile in profiles]
-    sage_dialogues.restore(dialogues, path)
-    saved = {dialogue["id"]: sage_dialogues.progress(dialogue) for dialogue in dialogues}
+    dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
+    for dialogue in dialogues:
+        if dialogue["ended"] == "simulator_failed":
+            dialogue["ended"] = ""
+            del dialogue["error"]
 
     # batches and seeds follow from the numbers of the dialogues, so a resumed run repeats an unbroken one
     batch_size = len(dialogues)
@@ -314,9 +264,9 @@ def talk(
                     due[number] = dialogue
             if due:
                 model_turns(args, due, turn, generate)
-                sage_dialogues.save_progress(dialogues, saved, path)
+                write_jsonl(path, dialogues)
         simulated_user.user_turns(dialogues, setting, user)
-        sage_dialogues.save_progress(dialogues, saved, path)
+        write_jsonl(path, dialogues)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
         emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
@@ -356,6 +306,10 @@ def simulators(args: Args) -> dict[str, tuple[str, str]]:
     if args.held_out_simulator:
         named["simulator_held_out"] = (args.held_out_simulator, args.held_out_simulator_url)
     return named
+
+
+def suffix_of(role: str) -> str:
+    return role.removeprefix("simulator")
 
 
 def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
@@ -416,24 +370,17 @@ def check(args: Args) -> list[dict]:
         profiles="the users, see data/README.md",
         simulator="a model's name at --simulator-url, or file.py:function",
     )
-    if args.setting()["turns"] < 1 or args.batch_size < 1:
-        fail("--turns and --batch-size must be 1 or more")
     for role in simulators(args):
         load_user(args, role, Path())  # exits with 2 without a key or function
-    shared.check_judge(args)
-    if (args.held_out_simulator, args.held_out_simulator_url) == (args.simulator, args.simulator_url):
-        fail("--held-out-simulator is the first simulator; name another one")
+    sentient.check_judge(args)
     if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
         fail("--ask-thinking asks for a <think> block, which the user would hear; add --think-format think")
-    if args.keep_thinking and shared.think_format(args) == "channels":
-        fail("--keep-thinking: templates with channels take no earlier thinking; leave it out")
 
-    profiles = simulated_user.read_profiles(args.profiles)
-    if args.limit:
-        profiles = profiles[: args.limit]
+    profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
     shared.check_model(args)
-    if not args.model_url:
-        check_first_prompts(args, profiles)
+    if not args.model_url:  # the first prompts must leave room for a reply
+        dialogues = [simulated_user.start(profile, args.setting()) for profile in profiles]
+        shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
     return profiles
 
 
@@ -450,25 +397,6 @@ def with_trained_context(args: Args) -> Args:
     return dataclasses.replace(args, **context)
 
 
-def check_first_prompts(args: Args, profiles: list[dict]) -> None:
-    """Exits with 2 if the first prompt of a profile leaves no room for a reply in the model's context."""
-    conversations = []
-    for profile in profiles:
-        dialogue = simulated_user.start(profile, args.setting())
-        conversations.append(simulated_user.chat_messages(dialogue, args.ask_thinking))
-    shared.check_prompts(args, conversations)
-
-
-def hold_dialogues(args: Args, role: str, profiles: list[dict], generate: Generate, run: Path) -> list[dict]:
-    """Talks with one simulator, and writes the dialogues."""
-    suffix = role.removeprefix("simulator")
-    dialogues = talk(args, profiles, load_user(args, role, run), generate, run / f"turns{suffix}.jsonl")
-    lines = [json.dumps(dialogue, ensure_ascii=False) + "\n" for dialogue in dialogues]
-    # a reply may hold half of a surrogate pair; as \udXXX it is valid JSON
-    (run / f"dialogues{suffix}.jsonl").write_text("".join(lines), errors="backslashreplace")
-    return dialogues
-
-
 def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
     """Returns the scores of the dialogues with one simulator, and lists those that have none.
 
@@ -476,7 +404,7 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     """
     name, _ = simulators(args)[role]
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
-    scores = or_fail(sage_dialogues.score, dialogues, args.seed)
+    scores = or_fail(sentient.score, dialogues, args.seed)
     shared.withhold_headline(args, scores, "mean_emotion")
     warnings = []
     for dialogue in dialogues:
@@ -489,21 +417,11 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
 
 def index_rows(args: Args, role: str, result: dict) -> list[dict]:
     """Returns the lines for results/runs.csv about one simulator."""
-    low, high = result["interval"]
-    common = {
-        "model": args.model,
-        "benchmark": role.replace("simulator", "sentient"),
-        "n": result["n"],
-        "n_invalid": result["n_invalid"],
-        "temperature": args.temperature,
-        "judge": result["name"],
-        "fingerprint": result["fingerprint"],
-    }
-    first = {"metric": "mean_emotion", "value": result["mean_emotion"], "low": low, "high": high}
-    rows = [common | first | {"task_means": result["task_means"]["mean_emotion"]}]
+    common = (args, role.replace("simulator", "sentient"), result)
+    rows = [index_row(*common, "mean_emotion", result["fingerprint"], "interval")]
     for metric in ("success", "failure", "mean_turns", "format_ok"):
-        rows.append(common | {"metric": metric, "value": result[metric]})
-    return rows
+        rows.append(index_row(*common, metric, result["fingerprint"]))
+    return [row | {"judge": result["name"]} for row in rows]
 
 
 def main(args: Args) -> None:
@@ -537,13 +455,14 @@ def main(args: Args) -> None:
     results = {}
     with load_model(args, run) as generate:
         for role in simulators(args):
-            dialogues[role] = hold_dialogues(args, role, profiles, generate, run)
+            path = run / f"dialogues{suffix_of(role)}.jsonl"
+            dialogues[role] = talk(args, profiles, load_user(args, role, run), generate, path)
             results[role] = score_dialogues(args, role, profiles, dialogues[role])
 
     # --- judge: the model is freed by now, as a local judge needs its memory
     if args.judge:
         for role, result in results.items():
-            result |= empathy.judge(args, dialogues[role], run, role.removeprefix("simulator"))
+            result |= sentient.judge(args, dialogues[role], run, suffix_of(role))
 
     # --- save
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting()}
@@ -551,8 +470,7 @@ def main(args: Args) -> None:
     for role, result in results.items():
         summary[role] = for_summary(result)
         index += index_rows(args, role, result)
-    add_to_index(run, index)  # first, as a run with a summary is complete
-    write_summary(run, summary)
+    shared.save_results(run, summary, index)
 
 
 if __name__ == "__main__":

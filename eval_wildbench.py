@@ -39,8 +39,8 @@ loses little by it. If their share is larger than --max-invalid, a warning says 
 The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official
 board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A
 comparison with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
-{$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its
-judging; `--compare` prints runs side by side and refuses if their fingerprints differ.
+{$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its judging: only
+values with the same one can be compared.
 
 Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked for one
 token. `--dry-run` makes the same checks.
@@ -58,109 +58,34 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import append_jsonl, check_ids, read_rows
-from rlmt.run import check_run, load_function, parse_args, start_run, write_summary
-from utils import THINK_FORMATS, fail, or_fail
+from rlmt.run import check_run, load_function, parse_args, start_run
+from utils import fail, or_fail
 from benchmarks import reward_model, shared, wildbench
-from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import add_to_index, for_summary
+from benchmarks.scoring import for_summary, index_row
 
 
 @dataclass
-class Args:
-    # model and data
-    model: str = ""
-    """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows."""
-    model_url: str = ""
-    """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
+class Args(JudgeFlags, AnswerFlags):
     tasks: str = ""
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
-    limit: int = 0
-    """Use only the first tasks of the file; 0: all."""
-    think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
-    """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
-    chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
-    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
-    chat_template_args: tuple[str, ...] = ()
-    """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
-    # generation
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM if there is a GPU and vLLM is installed, else transformers."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of every model that runs here; auto: bfloat16 on a GPU, float32 on a CPU."""
     temperatures: tuple[float, ...] = (0.7,)
     """One evaluation each; 0 is greedy. The paper's evaluation uses 0.7."""
-    top_p: float = 1.0
-    """The paper's evaluation uses 0.95, the default of eval_benchmarks.py."""
-    max_tokens: int = 8192
-    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's evaluation uses
-    8192 with thinking, 4096 without."""
-    max_thinking_tokens: int = 0
-    """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
-    batch_size: int = 64
-    """Tasks per batch with transformers."""
-    data_parallel: int = 0
-    """Engines of vLLM at most, which share the tasks; 0: as many as the GPUs allow, on a CPU one."""
-    tensor_parallel: int = 1
-    """GPUs of one engine, for a model that one GPU does not hold."""
-    # judge
     mode: Literal["reward", "score", "program"] = "program"
     """What the judge does; see the top of this script."""
-    judge: str = ""
-    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or file.py:function."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
-    template: str = ""
-    """File with the judge's instructions, used verbatim; empty: our own wording."""
     references: tuple[str, ...] = ("gpt-4",)
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
     """Which answer is A: each in turn, or one drawn for each task and reference, as in the paper (--mode reward)."""
     length_margin: int = -1
     """A slight win is a tie if the winner's answer is longer by more characters; -1: off (--mode reward)."""
-    judge_max_tokens: int = 1024
-    """Tokens of a judge's reply."""
-    judge_tensor_parallel: int = 1
-    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
-    concurrency: int = 32
-    """Judge calls at a time."""
-    budget: float = 0.0
-    """US dollars that the judge may cost; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that the judge reads and writes."""
-    max_invalid: float = 0.01
-    """Share of invalid verdicts above which there is no headline."""
-    reward_model: str = ""
-    """Also report the mean reward by this reward model, over completions in good format (the proxy)."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What that reward model reads."""
-    # instead of a run
     from_judgments: str = ""
     """Stored verdicts (json, jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows are
     {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}; or those of the
     official tool, where --references names the reference among the two models."""
-    compare: tuple[str, ...] = ()
-    """Run folders to print side by side."""
-    # run
-    seed: int = 0
-    """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with the first
-    answer to a task."""
-    out: str = ""
-    """Run folder; empty: results/eval__<model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Keep what a run folder already has: generations, and every reply of the judge."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments, data, model and judge (by one call of one token), print the number of calls and an estimate
-    of their cost, and stop."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -173,11 +98,11 @@ def load_tasks(args: Args) -> list[dict]:
     if args.mode != "reward":
         return tasks
     for task in tasks:
-        references = task.get("references") or {}
-        for name in args.references:
-            if name not in references:
-                known = ", ".join(references) or "none"
-                fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; it has {known}")
+        known = task.get("references") or {}
+        missing = set(args.references) - known.keys()
+        if missing:
+            has = ", ".join(known) or "none"
+            fail(f"{args.tasks}: task {task['id']} has no reference {missing.pop()!r}; it has {has}")
     return tasks
 
 
@@ -192,13 +117,8 @@ def load_template(args: Args) -> str:
 
 def check_models(args: Args) -> None:
     """Exits with 2 if the judge, the model or the reward model cannot be used; asks no endpoint."""
-    is_program = ".py:" in args.judge
-    if is_program and args.mode != "program":
-        fail(f"--judge {args.judge} is a program; use --mode program, or name a model")
-    if args.mode == "program" and not is_program:
-        fail(
-            f"--judge {args.judge} is a model; use --mode reward or --mode score, or name a file.py:function"
-        )
+    if (".py:" in args.judge) != (args.mode == "program"):
+        fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
     shared.check_judge(args)
     shared.check_model(args)
     shared.thinking_budget(args)
@@ -296,47 +216,18 @@ def headline_key(numbers: dict) -> str:
     return "score"
 
 
-def headline(numbers: dict) -> str:
-    key = headline_key(numbers)
-    low, high = numbers["interval"]
-    value = "no headline"
-    if numbers[key] is not None:
-        value = f"{numbers[key]:.4g} (95 % over tasks: {low:.4g} to {high:.4g})"
-    line = f"{key} {value}  n {numbers['n']}  invalid {numbers['n_invalid']}"
-    if key == "wb_reward":
-        line += f"  skipped {numbers['n_skipped']}"
-    return line
-
-
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
     """Returns the lines for results/runs.csv: the headline, then what describes the generations."""
-    common = {
-        "model": args.model,
-        "benchmark": Path(args.tasks).stem,
-        "temperature": temperature,
-    }
-    key = headline_key(numbers)
-    low, high = numbers["interval"]
-    first = {
-        **common,
-        "metric": key,
-        "value": numbers[key],
-        "low": low,
-        "high": high,
-        "task_means": numbers["task_means"][key],
-        "judge": args.judge,
-        "n": numbers["n"],
-        "n_invalid": numbers["n_invalid"],
-        "fingerprint": fingerprint_hash,
-    }
+    benchmark = Path(args.tasks).stem
+    lines = [index_row(args, benchmark, numbers, headline_key(numbers), fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
     n_completions = sum(numbers["status"].values())  # one a task, which may get several verdicts
-    lines = [first]
+    described = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:
-        lines.append({**common, "n": n_completions, "metric": metric, "value": numbers[metric]})
-    return lines
+        lines.append(index_row(args, benchmark, numbers, metric, "") | described)
+    return [line | {"temperature": temperature} for line in lines]
 
 
 def score_stored(args: Args) -> None:
@@ -357,10 +248,14 @@ def score_stored(args: Args) -> None:
                 fail(f"{where}: no field {field!r}; --mode {args.mode} needs {', '.join(fields)}")
         verdict = row | {"id": row["session_id"]}
         if args.mode == "score":
-            verdict |= or_fail(wildbench.from_official_mark, row, where)
+            verdict |= wildbench.from_official_mark(row)
         verdicts.append(verdict)
+    models = {verdict["model"] for verdict in verdicts if "model" in verdict}
+    if len(models) > 1:
+        fail(
+            f"{args.from_judgments}: rows of several models ({', '.join(sorted(models))}); score one at a time"
+        )
 
-    check_one_model(args.from_judgments, verdicts)
     numbers = for_summary(score(args, verdicts))
     shared.withhold_headline(args, numbers, headline_key(numbers))
     numbers |= {"mode": args.mode, "protocol": args.protocol, "length_margin": args.length_margin}
@@ -368,64 +263,7 @@ def score_stored(args: Args) -> None:
     print(json.dumps(numbers))
 
 
-def check_one_model(path: str, verdicts: list[dict]) -> None:
-    """Exits with 2 if stored verdicts name several tested models, or one was given twice."""
-    models = {verdict["model"] for verdict in verdicts if "model" in verdict}
-    if len(models) > 1:
-        fail(f"{path}: rows of several models ({', '.join(sorted(map(str, models)))}); score one at a time")
-    first_rows = {}
-    for number, verdict in enumerate(verdicts, 1):
-        key = (verdict["id"], verdict.get("reference"), verdict.get("model_is"))
-        if key in first_rows:
-            fail(
-                f"{path}:{number}: session_id {verdict['id']!r} has a verdict in row {first_rows[key]} already, "
-                "with the same reference and side; keep the rows of one model, sampled once"
-            )
-        first_rows[key] = number
-
-
-def compare(folders: tuple[str, ...]) -> None:
-    """Prints the headlines of several runs; exits with 2 if they were not judged alike."""
-    lines = []
-    samplings = set()
-    first_fingerprint = None
-    for folder in folders:
-        path = Path(folder) / "summary.json"
-        if not path.exists():
-            fail(f"{path} does not exist; --compare takes folders of finished evaluations")
-        summary = json.loads(path.read_text())
-        if "temperatures" not in summary or "fingerprint" not in summary:
-            fail(f"{folder} is not a run of eval_wildbench.py; --compare takes only those")
-
-        first_fingerprint = first_fingerprint or summary["fingerprint"]
-        differing = differing_keys(first_fingerprint, summary["fingerprint"])
-        if differing:
-            fail(
-                f"{folder} was not judged as {folders[0]} was, so their numbers cannot be compared. "
-                f"Different: {', '.join(differing)}"
-            )
-        run_args = json.loads(path.with_name("config.json").read_text())["args"]
-        sampling = f"top-p {run_args['top_p']}  max-tokens {run_args['max_tokens']}"
-        if run_args.get("max_thinking_tokens"):  # runs from before there was a limit have no such argument
-            sampling += f"  max-thinking-tokens {run_args['max_thinking_tokens']}"
-        samplings.add(sampling)
-        for temperature, numbers in summary["temperatures"].items():
-            lines.append(f"{folder}  T={temperature}  {sampling}  {headline(numbers)}")
-
-    print(*lines, sep="\n")
-    if len(samplings) > 1:
-        print("WARNING: these runs were not sampled alike", file=sys.stderr)
-
-
-def differing_keys(first: dict, second: dict) -> list[str]:
-    keys = sorted((first.keys() | second.keys()) - {"hash"})
-    return [key for key in keys if first.get(key) != second.get(key)]
-
-
 def main(args: Args) -> None:
-    if args.compare:
-        compare(args.compare)
-        return
     if args.from_judgments:
         score_stored(args)
         return
@@ -470,14 +308,17 @@ def main(args: Args) -> None:
     lines = []
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, template, temperature, run)
-        print(f"temperature {temperature}: {headline(numbers)}", flush=True)
+        key = headline_key(numbers)
+        print(
+            f"temperature {temperature}: {key} {numbers[key]}, 95 % over tasks {numbers['interval']}",
+            flush=True,
+        )
         lines += index_rows(args, temperature, numbers, judging["hash"])
         results[str(temperature)] = for_summary(numbers)
     summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}
     if args.mode != "program":
         summary["wording"] = describe_wording(args.template)
-    add_to_index(run, lines)  # first, as the summary marks a run as complete
-    write_summary(run, summary)
+    shared.save_results(run, summary, lines)
 
 
 if __name__ == "__main__":

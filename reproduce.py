@@ -1,22 +1,22 @@
 """Runs the rows of the paper's tables, whose commands are in experiments/*.sh, and renders the tables.
 
     python reproduce.py --list                                         # every row, and what is done
-    python reproduce.py --table 1 --row llama3.1-8b-rlmt --dry-run     # its commands and what they need
+    python reproduce.py --show table1/llama3.1-8b-rlmt                 # its commands and those before it, to paste
     python reproduce.py --table 1 --row llama3.1-8b-rlmt --run         # runs what is missing; resumes
     python reproduce.py --table toy --run --lanes 2                    # the same matrix on the toy world
     python reproduce.py --table rewards --run --lanes 2                # other rewards on the toy world
     python reproduce.py --tables                                       # renders all tables: results/tables/
 
-A block of experiments/*.sh begins with `# row: table1/NAME` or, if several rows share it, with
-`# stage: NAME`. A line `# needs: NAME ...` names the blocks that come before it. Bash runs a block's lines
-after the settings at the top of its file; this script sets SEED, RESULTS, JUDGE_FLAGS, TEMPLATES and
-AS_RELEASED for it.
+A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how they are
+written. Bash runs a line after the settings at the top of its file; this script sets SEED, RESULTS, JUDGE_FLAGS,
+TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME ...` is a row of the table `mine`.
 
 A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
 `rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes. With
 `-as-released` at its end the row trains nothing: it evaluates the checkpoint of the paper's authors.
 """
 
+import importlib
 import os
 import re
 import shlex
@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,23 +37,35 @@ from utils import fail
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
-TABLES = ("1", "2", "3", "4", "8", "9", "10", "toy", "rewards")
-TOY_TABLES = ("toy", "rewards")
+TABLES = (
+    "1",
+    "2",
+    "3",
+    "4",
+    "8",
+    "9",
+    "10",
+    "toy",
+    "rewards",
+)  # in the order of the list; others come after them
+SEVEN = (
+    "wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux".split()
+)  # evaluate.sh's without names
 
 
 @dataclass
 class Args:
     table: str = ""
-    """1, 2, 3, 4, 8, 9, 10, toy or rewards."""
+    """1, 2, 3, 4, 8, 9, 10, toy, rewards, or one of a file of your own in experiments/."""
     row: str = ""
     """One row of the table; empty: all of them."""
     # what to do
     list: bool = False
     """Print every row with its status."""
-    dry_run: bool = False
-    """Print the commands of the row and of what it needs."""
+    show: str = ""
+    """TABLE/ROW, such as table1/llama3.1-8b-rlmt: print its commands and those that come before it, to paste."""
     run: bool = False
-    """Run the commands that are not finished; an interrupted one goes on. With --dry-run nothing runs."""
+    """Run the commands that are not finished; an interrupted one goes on."""
     tables: bool = False
     """Render every table from runs.csv as Markdown and csv."""
     # how
@@ -79,21 +91,35 @@ class Args:
     """Blocks that run at a time; 1 on GPUs, as a command there takes the whole machine."""
 
 
-# --- 1. blocks of experiments/*.sh
+# --- 1. lines of experiments/*.sh
+
+LINE = re.compile(
+    r"""^(?:[A-Z_]+=(?:"[^"]*"|\S+)\ )*   # variables that hold for this line
+    (?P<kind>row|stage|prepare)\ (?P<name>\S+)
+    (?P<before>(?:\ (?:from|needs)\ \S+)*)
+    (?P<command>.*)$""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 @dataclass(frozen=True)
 class Block:
+    """A training, a preparation, or a row's evaluation: what is run at a time."""
+
     name: str
-    """table1/ROW, ..., toy/ROW or rewards/ROW; for a stage that several rows share, a name without a slash."""
+    """table1/ROW, ..., toy/ROW or rewards/ROW of an evaluation; without a slash for the others."""
     settings: str
-    """The lines before the first block of its file."""
+    """The lines before the first row, stage or preparation of its file."""
     text: str
-    """The lines after its header, up to an empty line."""
+    """Its line, which trains or evaluates as ONLY says."""
+    needs: tuple[str, ...] = ()
+    is_preparation: bool = False
+    """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs whenever a
+    block that runs needs it."""
 
     @property
     def table(self) -> str:
-        """Returns 1, 2, ..., toy or rewards; "" for a stage."""
+        """Returns 1, 2, ..., toy, rewards or a name of the user's; "" of what is no evaluation."""
         return self.name.rpartition("/")[0].removeprefix("table")
 
     @property
@@ -102,8 +128,18 @@ class Block:
         return self.name.rpartition("/")[2]
 
     @property
-    def needs(self) -> list[str]:
-        return " ".join(re.findall(r"^# needs: (.*)$", self.text, re.MULTILINE)).split()
+    def folder(self) -> str:
+        """Returns the folder in results/ that its file names for its runs; "" for results/ itself."""
+        named = re.search(r"RESULTS:=results/([\w.-]+)", self.settings)
+        return named[1] if named else ""
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Lists the evaluations whose folders its line leaves: those of evaluate.sh, or `gold` by a command of its own."""
+        if "EVALUATE" in self.settings:
+            return ["gold"]
+        named = re.search(r'^BENCHMARKS="(.*)"', self.settings, re.MULTILINE)
+        return named[1].split() if named else SEVEN
 
     @property
     def checkpoint(self) -> Path | None:
@@ -113,23 +149,47 @@ class Block:
         folder = os.environ.get("CHECKPOINTS", "checkpoints")
         return HERE / folder / self.row.removesuffix(tables.AS_RELEASED)
 
-    @property
-    def is_preparation(self) -> bool:
-        """Tells whether it makes data or a small model for all seeds.
-
-        It leaves no run folder, so it is never "done": it runs whenever a block that runs needs it.
-        """
-        return not self.table and "$SEED" not in self.text
-
 
 def read_blocks() -> dict[str, Block]:
-    """Reads the blocks of all files, by name, in the order of the files."""
-    blocks = {}
+    """Reads the blocks of all files, by name, in the order of the files. A row that trains has two of them.
+
+    Exits with 2 if a name is written twice, or if a line needs what no file has.
+    """
+    blocks: dict[str, Block] = {}
+
+    def add(block: Block) -> None:
+        if block.name in blocks:
+            fail(f"experiments/*.sh: {block.name} is there twice; give one of them another name")
+        blocks[block.name] = block
+
+    trains_nothing = []
     for path in sorted(EXPERIMENTS.glob("*.sh")):
         text = path.read_text()
-        settings = re.split(r"^# (?:row|stage): ", text, maxsplit=1, flags=re.MULTILINE)[0]
-        for name, lines in re.findall(r"^# (?:row|stage): (.+)\n((?:.+\n)*)", text, re.MULTILINE):
-            blocks[name] = Block(name, settings, lines)
+        lines = list(LINE.finditer(text))
+        for line in lines:
+            settings = text[: lines[0].start()]
+            name = line["name"]
+            run = name.rpartition("/")[2]
+            needs = tuple(line["before"].split()[1::2])
+            if line["kind"] == "prepare":
+                add(Block(name, settings, line[0], needs, is_preparation=True))
+                continue
+            if line["command"]:
+                add(Block(run, settings, f"ONLY=train {line[0]}", needs))
+                needs = (run,)
+            elif line["kind"] == "row":
+                trains_nothing.append(name)
+            if line["kind"] == "row":
+                add(Block(name, settings, f"ONLY=evaluate {line[0]}", needs))
+
+    for name in trains_nothing:  # another line may train the model that it evaluates
+        block = blocks[name]
+        if block.row in blocks:
+            blocks[name] = replace(block, needs=(*block.needs, block.row))
+    for block in blocks.values():
+        for need in block.needs:
+            if need not in blocks:
+                fail(f"experiments/*.sh: {block.name} needs {need}, which no line makes")
     return blocks
 
 
@@ -138,25 +198,11 @@ def table_rows(blocks: dict[str, Block]) -> dict[str, dict[str, Block]]:
     rows = {table: {} for table in TABLES}
     for block in blocks.values():
         if block.table:
-            rows[block.table][block.row] = block
-    return rows
+            rows.setdefault(block.table, {})[block.row] = block
+    return {table: of_table for table, of_table in rows.items() if of_table}
 
 
 # --- 2. what is done
-
-
-def root_of(args: Args, table: str) -> Path:
-    """Returns the folder of the run folders of a table's rows."""
-    if table in TOY_TABLES:
-        return args.results / "toy"
-    return args.results
-
-
-def evaluations_of(block: Block) -> list[str]:
-    """Lists the evaluations, as experiments/evaluate.sh calls them, whose numbers a row has in its table."""
-    if block.table in TOY_TABLES:
-        return ["gold"]
-    return tables.evaluations_of(block.table, block.row)
 
 
 def status(root: Path, block: Block, seed: int) -> str:
@@ -167,7 +213,7 @@ def status(root: Path, block: Block, seed: int) -> str:
     run = root / f"{block.row}-s{seed}"
     folders = [run]
     if block.table:
-        folders = [root / f"{run.name}--{evaluation}" for evaluation in evaluations_of(block)]
+        folders = [root / f"{run.name}--{evaluation}" for evaluation in block.evaluations]
         if run.exists():  # a row that trains nothing has evaluations only
             folders.append(run)
     there = [folder for folder in folders if folder.exists()]
@@ -242,14 +288,35 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
     return jobs
 
 
-def check_inputs(
-    jobs: list[Job], blocks: dict[str, Block], root: Path, judge_url: str = "", key_env: tuple[str, ...] = ()
-) -> list[Endpoint]:
-    """Returns the judges that the jobs ask; exits with 2 if a key for them, data for a row, or its references are missing.
+def commands_of(block: Block, variables: dict[str, str]) -> list[list[str]]:
+    """Lists the commands of a block, as bash expands them."""
+    shown = subprocess.run(
+        ["bash", "-c", block.settings + block.text],
+        cwd=HERE,
+        env=os.environ | variables | {"SHOW": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [shlex.split(line) for line in shown.stdout.splitlines()]
 
-    Looks for their names in the text of the commands. data/toy/ is left out, as the jobs themselves make it.
-    """
+
+def data_of(words: list[str]) -> list[str]:
+    """Lists the paths in data/ that a command reads: those that it names and, of a training, the defaults of the others."""
+    paths = [word for word in words if word.startswith("data/")]
+    for script in words:
+        if script.startswith("train_") and "--preset toy" not in " ".join(words):
+            defaults = importlib.import_module(script.removesuffix(".py")).Args()
+            for field in ("traces", "prompts"):
+                if hasattr(defaults, field) and f"--{field}" not in words:
+                    paths.append(getattr(defaults, field))
+    return [path for path in paths if not path.startswith("data/toy/")]  # which the jobs themselves make
+
+
+def check_inputs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> list[Endpoint]:
+    """Returns the judges that the jobs ask; exits with 2 if a key for them, data for a row, or its references are missing."""
     evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
+    paths = set()
     lines = []
     for job in jobs:
         block = blocks[job.block]
@@ -257,22 +324,23 @@ def check_inputs(
             fail(
                 f"{block.checkpoint} is missing: the checkpoint of the paper's authors; docs/paper.md says how to get it"
             )
-        lines.append(block.text)
-        if block.table and block.table not in TOY_TABLES:
-            for evaluation in evaluations_of(block):
-                if not (root / f"{block.row}-s{job.seed}--{evaluation}" / "summary.json").exists():
-                    lines += re.findall(rf"^ *{evaluation}\) .*", evaluate, re.MULTILINE)
+        for words in commands_of(block, variables_of(args, root, job.seed)):
+            paths.update(data_of(words))
+            if "experiments/evaluate.sh" in words:
+                for evaluation in block.evaluations:
+                    if not (root / f"{block.row}-s{job.seed}--{evaluation}" / "summary.json").exists():
+                        lines += re.findall(rf"^ *{evaluation}\) .*", evaluate, re.MULTILINE)
     text = "\n".join(lines)
+    paths.update(re.findall(r" (data/[\w.]+)", text))
 
-    paths = sorted(set(re.findall(r" (data/(?!toy/)[\w.]+)", text)))
-    missing = [path for path in paths if not (HERE / path).exists()]
+    missing = sorted(path for path in paths if not (HERE / path).exists())
     if missing:
         fail(f"{', '.join(missing)} must be made first; data/README.md says how")
     check_references(lines)
     judges = []
     for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
         if f"${variable}" in text:
-            judges.append(Endpoint(name, root / "judge.jsonl", judge_url, key_env=key_env))
+            judges.append(Endpoint(name, root / "judge.jsonl", args.judge_url, key_env=args.key_env))
     return judges
 
 
@@ -407,16 +475,16 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
         for row, block in blocks.items():
             states = []
             for seed in args.seeds:
-                states.append(f"s{seed}: {status(root_of(args, table), block, seed)}")
+                states.append(f"s{seed}: {status(args.results / block.folder, block, seed)}")
             print(f"table {table:4} {row:45}", *states)
 
 
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     """Returns the blocks of --table and --row."""
     if not args.table:
-        fail("nothing to do: --list, --tables, or --table with --dry-run or --run")
+        fail("nothing to do: --list, --show, --tables, or --table with --run")
     if args.table not in rows:
-        fail(f"--table {args.table!r}: use one of {', '.join(TABLES)}")
+        fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
     if args.row and args.row not in in_table:
         fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
@@ -437,17 +505,22 @@ def with_checkpoints(wanted: list[Block]) -> list[Block]:
     return kept
 
 
-def show(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
-    """Prints the commands of the jobs, after the settings at the top of their file and with the variables given."""
-    settings = ""
-    for name, seed in jobs:
-        block = blocks[name]
-        if block.settings != settings:
-            settings = block.settings
-            print(f"\n{settings.strip()}")
-        variables = variables_of(args, root, seed)
-        given = [f"{variable}={shlex.quote(value)}" for variable, value in variables.items()]
-        print(f"\n# {name}, {status(root, block, seed)}; {' '.join(given)}\n{block.text.strip()}")
+def show(name: str, blocks: dict[str, Block], args: Args) -> None:
+    """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it needs."""
+    if name not in blocks:
+        fail(f"--show {name}: no line of experiments/*.sh has this name; use one of {', '.join(blocks)}")
+    block = blocks[name]
+    root = args.results / block.folder
+    variables = variables_of(args, root, args.seeds[0])
+    print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])
+    for need in dict.fromkeys([*all_needs(block, blocks), block]):
+        commands = commands_of(need, variables)
+        if commands and need.is_preparation:
+            print(f"\n# {need.name}")
+        elif commands:
+            print(f"\n# {need.name}, {status(root, need, args.seeds[0])}")
+        for words in commands:
+            print(shlex.join(words))
 
 
 def main(args: Args) -> None:
@@ -460,6 +533,9 @@ def main(args: Args) -> None:
     if args.list:
         list_rows(args, rows)
         return
+    if args.show:
+        show(args.show, blocks, args)
+        return
 
     if args.budget and not any(args.price):
         fail("--budget needs --price: US dollars for a million tokens read and written")
@@ -468,14 +544,13 @@ def main(args: Args) -> None:
     if args.templates:
         check_templates(args.templates)
     wanted = wanted_blocks(args, rows)
-    if args.run and not args.row:
+    if not args.run:
+        fail("--table without --run does nothing; --show TABLE/ROW prints the commands of a row")
+    if not args.row:
         wanted = with_checkpoints(wanted)
-    root = root_of(args, args.table)
+    root = args.results / wanted[0].folder
     jobs = plan(args, wanted, blocks, root)
-    if args.dry_run or not args.run:
-        show(jobs, blocks, args, root)
-        return
-    for judge in check_inputs(jobs, blocks, root, args.judge_url, args.key_env):
+    for judge in check_inputs(jobs, blocks, args, root):
         try_endpoint(judge, "the judge", dry_run=False)  # before days of training
     run_jobs(jobs, blocks, args, root)
     tables.render(args.results, rows)

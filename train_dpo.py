@@ -15,7 +15,7 @@ it online.
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py \\
-        --preset table3/llama3.1-8b-rlmt-dpo --model results/<sft run>/model              # 8 GPUs, a paper row
+        --preset paper --model results/<sft run>/model                                   # 8 GPUs, as the paper
     python train_dpo.py ... --completions results/<run>/completions.jsonl                     # samples nothing
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
@@ -40,7 +40,6 @@ import json
 import math
 import random
 import shutil
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -50,14 +49,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, flaw_of, without_control
-from rlmt.checkpoint import (
-    copy_model,
-    load_optimizers,
-    numbered,
-    save_checkpoint,
-    save_model,
-    warn_of_full_disk,
-)
+from rlmt.checkpoint import copy_model, load_optimizers, numbered, save_model
 from rlmt.data import (
     append_jsonl,
     load_held_out,
@@ -71,7 +63,6 @@ from rlmt.memory import check_memory, dpo_gib, trained_gib
 from rlmt.model import (
     Learner,
     check_finite,
-    check_rate,
     clip_gradients,
     collate_ids,
     cosine_rate,
@@ -83,21 +74,19 @@ from rlmt.model import (
     sum_and_divide,
 )
 from rlmt.run import (
-    StepLogger,
-    Stopped,
+    Run,
+    RunArgs,
     Timer,
     check_run,
     check_shared_disk,
     constants,
     cut_log,
     finish_run,
-    guarded,
     parse_args,
     refuse_unused,
-    seed_step,
-    start_or_resume,
+    resume,
     start_run,
-    stop_requested,
+    training,
     write_summary,
 )
 from rlmt.sampler import (
@@ -110,19 +99,20 @@ from rlmt.sampler import (
     text_of,
     wants_vllm,
 )
-from rlmt.watchdog import beat, watched
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
 from utils import THINK_FORMATS, compute_dtype, fail, join_thinking, split_thinking
-from rewards import gold, preference, scorer
+from rewards.gold import check_gold, load_gold, log_held_out, try_judge
+from rewards.preference import check_preference, load_reward_model
+from rewards.scorer import gold_of, preferences_of
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper
 @dataclass
-class Args:
+class Args(RunArgs):
     # model and data
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
@@ -135,9 +125,6 @@ class Args:
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
-    chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
-    With a Zero format also a text file, the instruction before the prompt."""
     # rollout
     rounds: int = 1
     """Each starts from the model of the one before. The paper has 1."""
@@ -164,8 +151,6 @@ class Args:
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     reward_args: tuple[str, ...] = ()
     """Options of the reward model: preference.chat_template=FILE (Jinja), preference.max_length=TOKENS."""
-    reward_tokens_per_batch: int = 0
-    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
     gold: str = ""
     """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
     gold_prompts: str = ""
@@ -187,48 +172,15 @@ class Args:
     """Passes over the pairs of each round (table 6)."""
     batch_size: int = 128
     """Pairs an optimizer step, over all GPUs (table 6)."""
-    micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: both completions, their prompts, padding. Bounds activations' memory."""
     learning_rate: float = 3e-7
     """Table 6; cosine decay in each round. LoRA wants about ten times as much."""
     warmup_ratio: float = 0.05
     """Share of a round's steps in which the learning rate rises from 0 (table 6)."""
     weight_decay: float = 1e-4
     """Table 6."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
-    Trained weights and Adam are float32 in any case."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass (released script)."""
-    lora_r: int = 0
-    """LoRA rank; 0 trains all weights."""
-    load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
-    optim: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
-    preset: str = ""
-    """A name from PRESETS; flags override it."""
-    as_released: bool = False
-    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept in the round that runs; of a finished round the model alone is kept. 0 keeps all."""
-    stall_minutes: float = 1.0
-    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
-    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
-    seed: int = 0
-    """Random seed for the order of the data, sampling and new weights."""
-    out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Continue an interrupted run from its samples, rewards and checkpoints; with more --rounds, train on."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -396,7 +348,7 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
 class Data:
     """The data of a run: one of `prompts`, `completions` and `pairs`; and held-out prompts."""
 
-    prompts: list[dict] = field(default_factory=list)  # to sample completions for: {id, prompt, prompt_ids}
+    prompts: list[dict] = field(default_factory=list)  # to sample completions for: rows of data.load_prompts
     dropped: list[dict] = field(default_factory=list)  # prompts too long, rows of --pairs without a pair
     completions: list[dict] = field(default_factory=list)  # rows of --completions
     pairs: list[Pair] = field(default_factory=list)  # of --pairs
@@ -463,7 +415,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         if args.pairs:
             rows_of_file, _ = read_pairs(args.pairs)
         for row in rows_of_file:
-            trained_on.append({"prompt": without_control(tokenizer, row["messages"])})
+            trained_on.append({"messages": without_control(tokenizer, row["messages"])})
     data.held_out = load_held_out(args, tokenizer, trained_on)
     return data
 
@@ -506,26 +458,24 @@ def sample(
     sampling = Sampling(
         args.temperature, args.max_completion_tokens, stop=THINK_FORMATS[args.think_format].stop
     )
-    with watched():
-        if not on_disk.issuperset(places):
-            samples = generate(
-                model,
-                [prompts[place]["prompt_ids"] for place in places],
-                tokenizer,
-                sampling,
-                wants_vllm(args.rollout),
-                seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
-                batch_size=args.rollout_batch_size,
-                vllm_memory=args.vllm_memory,
-                done={i for i, place in enumerate(places) if place in on_disk},
-                dtype=args.dtype,
-            )
-            with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
-                for i, one in samples:
-                    row = {"place": places[i], "ids": one.ids, "finished": one.finished}
-                    file.write(json.dumps(row) + "\n")
-                    beat()
-        accelerator.wait_for_everyone()
+    if not on_disk.issuperset(places):
+        samples = generate(
+            model,
+            [prompts[place]["prompt_ids"] for place in places],
+            tokenizer,
+            sampling,
+            wants_vllm(args.rollout),
+            seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
+            batch_size=args.rollout_batch_size,
+            vllm_memory=args.vllm_memory,
+            done={i for i, place in enumerate(places) if place in on_disk},
+            dtype=args.dtype,
+        )
+        with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
+            for i, one in samples:
+                row = {"place": places[i], "ids": one.ids, "finished": one.finished}
+                file.write(json.dumps(row) + "\n")
+    accelerator.wait_for_everyone()
 
     completions = []
     sampled = read_parts(folder, "samples")
@@ -547,26 +497,26 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
     on_disk = {row["place"] for row in read_log(path)}
     chunks = [places[start : start + SCORED_AT_ONCE] for start in range(0, len(places), SCORED_AT_ONCE)]
     waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
-    with watched():
-        if waiting:
-            device = str(accelerator.device)
-            reward_model = preference.load_reward_model(args, device)
-            measure_gold = gold.load_gold(args, device, run)  # a judge's replies of all rounds share a budget
-            with open(path, "a", buffering=1) as file:
-                for chunk in waiting:
-                    members = [completions[place] for place in chunk]
-                    texts = [one.text if one.status == "ok" else None for one in members]
-                    scorer.set_preferences(reward_model, members, texts)
-                    scorer.set_gold(measure_gold, members)
-                    for place, one in zip(chunk, members, strict=True):
-                        file.write(json.dumps({"place": place, "rewards": one.rewards}) + "\n")
-            if reward_model.n_truncated:
-                print(
-                    f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
-                    "model, which did not see their ends",
-                    flush=True,
-                )
-        accelerator.wait_for_everyone()
+    if waiting:
+        device = str(accelerator.device)
+        reward_model = load_reward_model(args, device)
+        measure_gold = load_gold(args, device, run)  # a judge's replies of all rounds share a budget
+        with open(path, "a", buffering=1) as file:
+            for chunk in waiting:
+                members = [completions[place] for place in chunk]
+                texts = [one.text if one.status == "ok" else None for one in members]
+                scores = preferences_of(reward_model, members, texts)
+                golds = gold_of(measure_gold, members)
+                for i, place in enumerate(chunk):
+                    rewards = {"preference": scores[i]} | golds[i]
+                    file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
+        if reward_model.n_truncated:
+            print(
+                f"WARNING: {reward_model.n_truncated} of {reward_model.n_scored} texts are too long for the reward "
+                "model, which did not see their ends",
+                flush=True,
+            )
+    accelerator.wait_for_everyone()
 
     for place, row in read_parts(folder, "scores").items():
         completions[place].rewards = row["rewards"]
@@ -624,8 +574,8 @@ def steps_of_round(n_pairs: int, args: Args) -> int:
 
 
 def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
-    """Returns the pairs of a step of round `number`, a function of (seed, round, step) alone."""
-    epoch, position = divmod(step, steps_per_epoch(len(pairs), args))
+    """Returns the pairs of a step (from 1) of round `number`, a function of (seed, round, step) alone."""
+    epoch, position = divmod(step - 1, steps_per_epoch(len(pairs), args))
     order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
     chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
     return [pairs[place] for place in chosen]
@@ -669,7 +619,6 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     model.eval()
     own = deal(pairs, accelerator)
     for members in micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
-        beat()
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
     model.train()
@@ -691,7 +640,6 @@ def accumulate_gradients(
     sums = {}
     batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths=lengths_of)
     for i, members in enumerate(batches):
-        beat()
         device = accelerator.device
         weights = torch.tensor([pair.weight for pair in members], device=device)
         reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
@@ -720,34 +668,36 @@ def accumulate_gradients(
     return sum_and_divide(sums, n_pairs, accelerator)
 
 
-def train(
-    pairs: list[Pair], learner: Learner, logger, number: int, tokenizer, args: Args, accelerator
+def train_on(
+    pairs: list[Pair],
+    learner: Learner,
+    run: Run,
+    n_steps: int,
+    number: int,
+    tokenizer,
+    args: Args,
+    accelerator,
 ) -> None:
-    """Trains on the pairs of round `number`, for the steps of `logger`."""
+    """Trains on the pairs of round `number`."""
     model, optimizer = learner
-    for step in range(logger.first_step, logger.steps):
-        started = time.monotonic()
-        seed_step(args.seed, step, accelerator)
-        rate = cosine_rate(args.learning_rate, step, logger.steps, args.warmup_ratio)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    with training(run, {"model": learner}, tokenizer, n_steps, COLUMNS) as train:
+        for step in train.steps():
+            rate = cosine_rate(args.learning_rate, step - 1, n_steps, args.warmup_ratio)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            members = pairs_of_step(pairs, step, number, args)
+            own = deal(members, accelerator)
+            metrics = accumulate_gradients(
+                own, len(members), model, args, tokenizer.pad_token_id, accelerator
+            )
+            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
+            check_finite(metrics, own, step, run.folder)
+            optimizer.step()
+            optimizer.zero_grad()
 
-        members = pairs_of_step(pairs, step, number, args)
-        own = deal(members, accelerator)
-        means = accumulate_gradients(own, len(members), model, args, tokenizer.pad_token_id, accelerator)
-        means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-        check_finite(means, own, step + 1, logger.run)
-        optimizer.step()
-        optimizer.zero_grad()
-
-        metrics = {"epoch": (step + 1) / steps_per_epoch(len(pairs), args), "learning_rate": rate, **means}
-        n_tokens = sum(pair.n_tokens for pair in members)
-        logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-        stopping = stop_requested(accelerator)
-        if stopping or (step + 1) % args.save_steps == 0 or step + 1 == logger.steps:
-            save_checkpoint(logger.run, step + 1, {"model": learner}, tokenizer, args, accelerator)
-        if stopping:
-            raise Stopped(step + 1)
+            metrics |= {"epoch": step / steps_per_epoch(len(pairs), args), "learning_rate": rate}
+            train.timer.end("update")
+            train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))
 
 
 # --- rounds
@@ -774,7 +724,7 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
     if accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
             cut_log(run / log, number - 1)  # an earlier start may have logged this round
-        is_best = gold.log_held_out(run, number, [completion.row() for completion in completions])
+        is_best = log_held_out(run, number, [completion.row() for completion in completions])
         if is_best and number > 0:
             copy_model(Path(model), run / "best_by_gold")
 
@@ -783,7 +733,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
     folder = run / f"round-{number}"
     folder.mkdir(exist_ok=True)
-    laps = Timer()
+    timer = Timer()
     start_model = model_of_round(number - 1, run, args)
 
     completions = data.completions
@@ -794,7 +744,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         for prompt in prompts_of_round(data.prompts, number, args):
             prompts += [prompt] * args.samples_per_prompt
         sampled = sample(start_model, prompts, number, folder, tokenizer, args, accelerator)
-        laps.end("rollout")
+        timer.end("rollout")
 
         # 2. reward
         score(sampled, folder, run, args, accelerator)
@@ -804,7 +754,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
             completions.append({"step": number, **one.row(), **ids, "pair": None})
         metrics |= completion_metrics(sampled)
         accelerator.free_memory()  # of the sampler and the reward model
-        laps.end("reward")
+        timer.end("reward")
 
     # 3. pairs
     if args.pairs:
@@ -815,29 +765,25 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics |= pair_metrics
     metrics["steps"] = steps_of_round(len(pairs), args)
     accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
-    check_rate(args, metrics["steps"])  # again, as some prompts may have given no pair
-    laps.end("pairs")
+    timer.end("pairs")
 
-    saved, first_step = start_or_resume(folder, args, accelerator)
+    round_run = resume(folder, args, accelerator)
     betas = (ADAM_BETA1, ADAM_BETA2)
-    learner = load_learner(args, start_model, saved, accelerator, betas=betas)
-    load_optimizers(saved, {"model": learner})
-    warn_of_full_disk(folder, {"model": learner}, args, first_step, metrics["steps"])
-    with guarded(folder, accelerator):
-        # 4. reference: the policy before its first update
-        if saved:  # the weights of a checkpoint are no reference any more; the file has its log-probabilities
-            pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
-        else:
-            pairs = sorted(pairs, key=n_padded, reverse=True)
-            set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
-            write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
-        laps.end("reference")
+    learner = load_learner(args, start_model, round_run.checkpoint, accelerator, betas=betas)
+    load_optimizers(round_run.checkpoint, {"model": learner})
 
-        # 5. update
-        logger = StepLogger(folder, first_step, metrics["steps"], COLUMNS, args.report_to)
-        train(pairs, learner, logger, number, tokenizer, args, accelerator)
-        laps.end("update")
-    logger.close()
+    # 4. reference: the policy before its first update
+    if round_run.checkpoint:  # its weights are no reference any more; the file has its log-probabilities
+        pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
+    else:
+        pairs = sorted(pairs, key=n_padded, reverse=True)
+        set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
+        write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
+    timer.end("reference")
+
+    # 5. update
+    train_on(pairs, learner, round_run, metrics["steps"], number, tokenizer, args, accelerator)
+    timer.end("update")
 
     end_model = model_of_round(number, run, args)
     save_model(Path(end_model), learner.model, tokenizer, accelerator)
@@ -846,8 +792,8 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
 
     if data.held_out:
         measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
-    laps.end("other")
-    metrics |= laps.metrics
+    timer.end("other")
+    metrics |= timer.metrics
     if accelerator.is_main_process:
         metrics["loss"] = fmean(row["loss"] for row in read_log(folder / "metrics.jsonl"))
     write_summary(folder, metrics)
@@ -894,16 +840,6 @@ def warn_of_rounding(args: Args, accelerator) -> None:
         )
 
 
-def check_steps(data: Data, args: Args) -> None:
-    """Exits with 2 if a round would teach nothing even if all its prompts gave a pair."""
-    n_pairs = args.prompts_per_round or len(data.prompts)
-    if args.pairs:
-        n_pairs = len(data.pairs)
-    elif args.completions:
-        n_pairs = len({(row["step"], row["id"]) for row in data.completions})
-    check_rate(args, steps_of_round(n_pairs, args))
-
-
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
     check_arguments(args)
@@ -912,11 +848,10 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     data = load_data(args, tokenizer, accelerator)
-    check_steps(data, args)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
-        preference.check(args)
-        gold.check(args)
+        check_preference(args)
+        check_gold(args, args.prompts_per_round * args.samples_per_prompt, accelerator)
         use_vllm = wants_vllm(args.rollout)
         sampler = "vLLM" if use_vllm else "transformers"
         accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
@@ -925,7 +860,7 @@ def main(args: Args) -> None:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
-        gold.try_judge(args, start.run)
+        try_judge(args, start.run)
     if args.dry_run:
         return
     run = start_run(start)
@@ -955,25 +890,9 @@ def main(args: Args) -> None:
 
 # --- presets: rows of table 3, and small runs
 
-PAPER = {"reward_on": "response"}  # equation 3
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {**PAPER, "think_format": "zero_think", "model": "meta-llama/Llama-3.1-8B"}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 6's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-dpo": PAPER,
-    "table3/llama3.1-8b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-dpo": PAPER,
-    "table3/qwen2.5-7b-instruct-rlhf-dpo": PAPER | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-dpo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-dpo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-dpo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-dpo": QWEN_ZERO | ZERO_RLHF,
+    # the defaults of Args are table 6's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    "paper": {"reward_on": "response"},  # equation 3
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "rollout": "vllm",
         "reward_on": "response",
@@ -989,7 +908,6 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
         "save_steps": 10,
         "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
@@ -1011,7 +929,7 @@ PRESETS: dict[str, dict] = {
     },
 }
 # the one deviation that has a flag
-RELEASED = {name: {"min_valid": 4} for name in PRESETS if name.startswith("table")}
+RELEASED = {"paper": {"min_valid": 4}}
 
 
 if __name__ == "__main__":

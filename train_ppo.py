@@ -8,9 +8,8 @@ A step, for P prompts with one completion each; V_t is the critic's value of the
                    then A is whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
                    critic: minimise  mean over tokens of  half the clipped squared error of V_t to R_t
-    5. log         a line of metrics, and the completions
-    6. checks      that end a run which can teach nothing
-    7. save        at times, after held-out prompts are measured
+    5. end         a line of metrics, and the completions; checks that end a run which can teach nothing; at times
+                   held-out prompts are measured and a checkpoint is saved
 
 For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on conversations, where masks
@@ -20,7 +19,7 @@ also leave out the user's turns.
     python train_ppo.py --model results/sft-think/model --lora-r 64 \\
         --learning-rate 1e-5 --critic-learning-rate 1e-4                                     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\
-        --preset table3/llama3.1-8b-rlmt-ppo --model results/<sft run>/model                 # 8 GPUs, a row
+        --preset paper --model results/<sft run>/model                                  # 8 GPUs, as the paper
 
 Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
@@ -43,13 +42,12 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import load_tokenizer
-from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
 from rlmt.memory import check_memory, critic_gib, rl_gib
 from rlmt.model import (
     Learner,
     check_finite,
-    check_weights,
     clip_gradients,
     collate,
     count_trained_tokens,
@@ -66,22 +64,19 @@ from rlmt.model import (
     set_reference_logprobs,
     start_accelerator,
     sum_and_divide,
+    truncated_ratio,
 )
 from rlmt.run import (
-    StepLogger,
-    Stopped,
-    Timer,
+    RLArgs,
     check_run,
     constants,
     finish_run,
-    guarded,
     parse_args,
     refuse_unused,
+    resume,
     rows_of_step,
-    seed_step,
-    start_or_resume,
     start_run,
-    stop_requested,
+    training,
 )
 from rlmt.sampler import (
     FormatGuard,
@@ -95,22 +90,21 @@ from rlmt.sampler import (
     share_of,
     wants_vllm,
 )
-from rlmt.watchdog import beat
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
-import rewards
 from utils import fail
-from rewards import dense, gold, unsupervised
+from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_names, try_judges
+from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and of another
 @dataclass
-class Args:
+class Args(RLArgs):
     # model and data
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
@@ -119,49 +113,25 @@ class Args:
     think_format: str = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
     model, which an instruction before the prompt asks for the format."""
-    chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
-    With a Zero format also a text file, the instruction before the prompt."""
     # rollout
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     temperature: float = 0.7
     """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
     """Thinking and response together (table 7)."""
-    allow_truncation: bool = False
-    """Go on although most completions of the first three steps are cut off, or none has the format."""
-    vllm_memory: float = 0.3
-    """Share of each GPU that vLLM reserves."""
-    vllm_sleep: bool = False
-    """vLLM gives its memory back after each rollout, for the update's activations."""
     importance_correction: Literal["none", "token_truncate"] = "none"
     """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
     The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate, veto, soft: math:1
-    preference:0.1 overlong:soft. See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
+    See rewards/__init__.py."""
     unsafe_code: bool = False
     """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
     reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: rubric.implicit=true overlong.buffer=512. A function of your own has
-    its own name: brief.limit=50."""
-    normalise: Literal["none", "batch"] = "none"
-    """batch: standardises each weighted reward within the step, before they are added."""
-    judge: str = ""
-    """A model's name at --judge-url, for the rewards that ask one."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
-    budget: float = 0.0
-    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge of --rewards or of --gold."""
+    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
+    brief.limit=50."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -173,12 +143,6 @@ class Args:
     text [NULL], any other as it is."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
-    reward_tokens_per_batch: int = 0
-    """Tokens in one forward of the reward model, padding included; 0: 16384 on a GPU, 2048 on a CPU."""
-    gold: str = ""
-    """Logged, never trained on: a reward model, judge:MODEL[@URL] or file.py:function(messages, response)."""
-    gold_prompts: str = ""
-    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -210,43 +174,6 @@ class Args:
     """Constant, no warm-up (table 7; 3e-7 for instruct models). LoRA wants about ten times as much."""
     weight_decay: float = 0.01
     """Of policy and critic (table 7)."""
-    micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: prompts, completions and padding. Bounds the memory of activations."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
-    Trained weights and Adam are float32 in any case."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    lora_r: int = 0
-    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
-    adapter, not a copy."""
-    load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
-    optim: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
-    # run
-    preset: str = ""
-    """A name from PRESETS; flags override it."""
-    as_released: bool = False
-    """With a preset of the paper: the values of RELEASED where its released code has others."""
-    save_steps: int = 20
-    """Steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 1.0
-    """Minutes without a forward, a token or a judge's reply that end the run; x 10 or more to load or save."""
-    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
-    seed: int = 0
-    """Random seed for the order of the data, sampling and new weights."""
-    out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Continue from the run's last whole checkpoint; with more --steps, train on."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -380,7 +307,6 @@ def find_critic(args: Args, tokenizer) -> str:
     path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
     if path != args.model and load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         fail(f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy")
-    check_weights(AutoModelForTokenClassification, path, new_head=True)
     return path
 
 
@@ -413,7 +339,6 @@ def set_values(
 ) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
     for members in micro_batches(completions, max_tokens, accelerator):
-        beat()
         batch = collate(members, pad_token_id, accelerator.device)
         for completion, row in zip(members, token_values(critic, batch).tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
@@ -494,7 +419,6 @@ def accumulate_policy_gradients(
     sums = {}
     batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
-        beat()
         batch = collate(members, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["loss_mask"]
@@ -506,7 +430,7 @@ def accumulate_policy_gradients(
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
             importance_weights = 1.0
             if args.importance_correction == "token_truncate":
-                importance_weights = (old_logprobs - sampler_logprobs).exp().clamp(max=IMPORTANCE_CAP)
+                importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, IMPORTANCE_CAP)
             loss, batch_sums = policy_loss(
                 logprobs,
                 old_logprobs,
@@ -545,7 +469,6 @@ def accumulate_critic_gradients(
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
     batches = micro_batches(completions, max_tokens, accelerator)
     for i, members in enumerate(batches):
-        beat()
         batch = collate(members, pad_token_id, accelerator.device)
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
         mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
@@ -605,56 +528,62 @@ def main(args: Args) -> None:
     critic_path = find_critic(args, tokenizer)
     samples_by = "vLLM" if use_vllm else "transformers"
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
-    gold.announce_judge(args, args.prompts_per_step, accelerator)
     has_reference = args.kl != "none"
-    rewards.check(args)
-    dense.check(args, has_reference)
-    memory = rl_gib(args, rewards.reward_options(args), use_vllm, has_reference)
+    check(args, prompts, accelerator)
+    check_gold(args, args.prompts_per_step, accelerator)
+    memory = rl_gib(args, {part.name: part.options for part in read_parts(args)}, use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "ppo", args.model, constants(globals()))
-    rewards.try_judges(args, start.run)
+    try_judges(args, start.run, accelerator)
     if args.dry_run:
         return
-    run = start_run(start)
-    write_jsonl(run / "dropped.jsonl", dropped)
+    run = resume(start_run(start), args, accelerator)
+    write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = start_or_resume(run, args, accelerator)
-    learners = load_learners(args, critic_path, folder, accelerator)
+    learners = load_learners(args, critic_path, run.checkpoint, accelerator)
     model, optimizer = learners["model"]
     critic, critic_optimizer = learners["critic"]
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if has_reference and not args.lora_r:
         reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = dense.load(args, folder, reference, tokenizer, accelerator)  # some of them learn
+    dense_rewards = []
+    if set(DENSE) & set(reward_names(args)):
+        from rewards.dense import load_dense
+
+        dense_rewards = load_dense(
+            args, run.checkpoint, reference, tokenizer, accelerator
+        )  # some of them learn
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
-    load_optimizers(folder, learners)
-    warn_of_full_disk(run, learners, args, first_step, args.steps)
-    scorer = Scorer(args, tokenizer, run, accelerator)
+    load_optimizers(run.checkpoint, learners)
+    scorer = Scorer(args, tokenizer, run.folder, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = policy_sampler(
         args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
     )
+    checks = [
+        sampler.check,
+        FormatGuard(args).check,
+    ]  # of weights that differ, and of completions that teach nothing
+    collapse = None
+    if UNSUPERVISED & set(reward_names(args)):
+        from rewards.unsupervised import Collapse
+
+        collapse = Collapse(run.folder, args.prompts_per_step)
+        checks.append(collapse.check)
+
+    def measure(step: int) -> bool:
+        return measure_held_out(held_out, sampler, scorer, model, run.folder, step)
 
     # --- the loop
-    logger = StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = FormatGuard(args)  # ends a run whose first steps can teach nothing
-    can_collapse = bool(rewards.UNSUPERVISED & set(rewards.reward_names(args)))
-    history = unsupervised.read_history(run)  # of collapse indicators, with the steps before a resume
     pad_token_id = tokenizer.pad_token_id
-    collapse_reason = ""  # not empty once the policy has collapsed and the run must end
-    number = first_step  # of the last step that is trained
-    with guarded(run, accelerator, sampler):  # ends the run in order on stalls, SIGTERM and errors
-        if first_step == 0:  # where held_out.jsonl's curves begin
-            seed_step(args.seed, 0, accelerator)
-            gold.measure_held_out(held_out, sampler, scorer, model, run, 0)
-        for step in range(first_step, args.steps):
-            number = step + 1  # of this step in logs and checkpoints, where the first is 1
-            laps = Timer()
-            seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+    with training(
+        run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks, measure=measure
+    ) as train:
+        for step in train.steps():
             metrics = {
-                "epoch": number / (len(prompts) // args.prompts_per_step),
+                "epoch": step / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 
@@ -663,16 +592,16 @@ def main(args: Args) -> None:
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             own_prompts = share_of(chosen, accelerator)
             completions = sample_completions(own_prompts, sampler, args.think_format, scorer.enqueue)
-            laps.end("rollout")
+            train.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion a prompt, floors
-            # and --normalise compare within the whole step
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,
+            # floors compare within the whole step
             scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = gather_rewards(completions, accelerator)
             check_any_reward(rewards_P)
-            metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.metrics()
-            laps.end("reward")
+            metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
+            train.timer.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
@@ -693,12 +622,12 @@ def main(args: Args) -> None:
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
                 metrics |= sum_and_divide(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
-            laps.end("advantage")
+            train.timer.end("advantage")
 
             # 4. update: policy and critic, one after the other
             updates = []
             for iteration in range(args.num_iterations):
-                seed = (args.seed, step, iteration)
+                seed = (args.seed, step - 1, iteration)
                 for members in mini_batches(completions, args.updates_per_rollout, seed):
                     means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
                     means |= accumulate_critic_gradients(
@@ -706,56 +635,29 @@ def main(args: Args) -> None:
                     )
                     means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
                     means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-                    check_finite(means, members, number, run)  # before it reaches the weights
+                    check_finite(means, members, step, run.folder)  # before it reaches the weights
                     for each in (optimizer, critic_optimizer):
                         each.step()
                         each.zero_grad()
                     updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            laps.end("update")
+            train.timer.end("update")
 
-            # 5. log
+            # 5. log, checks that end a run which can teach nothing, held-out prompts, checkpoint
             everyone = gather_object(completions)
             metrics |= completion_metrics(everyone)
-            if can_collapse:
-                rows_of_all = [completion.row() for completion in everyone]
-                history.append(unsupervised.collapse_indicators(rows_of_all, args.prompts_per_step))
-                metrics |= {f"collapse/{name}": value for name, value in history[-1].items()}
-            n_tokens = sum(map(n_tokens_of, everyone))
-            laps.end("other")
-            logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(number, everyone)
+            if collapse:
+                metrics |= collapse.indicators(everyone)
+            train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
-            # 6. checks that end the run
-            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
-            format_guard.check(everyone, number)
-            if can_collapse:
-                collapse_reason = unsupervised.collapsed(history)
-            stopping = stop_requested(accelerator)  # SIGTERM came
-
-            # 7. save
-            is_last = number == args.steps
-            if stopping or collapse_reason or is_last or number % args.save_steps == 0:
-                # measure before saving: a run killed between the two repeats this step, and measures again
-                is_best = gold.measure_held_out(held_out, sampler, scorer, model, run, number)
-                if is_best:
-                    save_model(run / "best_by_gold", model, tokenizer, accelerator)
-                save_checkpoint(run, number, learners, tokenizer, args, accelerator)
-            if stopping:
-                raise Stopped(number)
-            if collapse_reason:
-                accelerator.print(f"{collapse_reason}; the run ends here")
-                break
-
-    logger.close()
-    save_model(run / "model", model, tokenizer, accelerator)
+    save_model(run.folder / "model", model, tokenizer, accelerator)
     summary = {
-        "steps": number,
-        "collapsed": collapse_reason,
+        "steps": train.last_step,
+        "collapsed": train.end_reason,
         "prompts": len(prompts),
         "dropped": len(dropped),
     }
-    finish_run(run, summary, sampler)
+    finish_run(run.folder, summary, sampler)
 
 
 # --- presets: rows of table 3, another paper, and the toy
@@ -765,30 +667,13 @@ PAPER = {
     "on_bad_format": "score",  # released configs, strict mode off
     "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
-INSTRUCT = {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7}  # as released: strict; table 7, footnote
-RLHF = {"think_format": "plain"}
-LLAMA_ZERO = {
-    **PAPER,
-    "think_format": "zero_think",
-    "model": "meta-llama/Llama-3.1-8B",
-    "max_prompt_tokens": 896,  # as released: the instruction of a Zero format needs room
-}
-QWEN_ZERO = {**LLAMA_ZERO, "model": "Qwen/Qwen2.5-7B"}
-ZERO_RLHF = {"think_format": "zero_plain"}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; --model is the SFT run of the same name, if a preset has none
-    "table3/llama3.1-8b-rlmt-ppo": PAPER,
-    "table3/llama3.1-8b-rlhf-ppo": PAPER | RLHF,
-    "table3/qwen2.5-7b-rlmt-ppo": PAPER,
-    "table3/qwen2.5-7b-rlhf-ppo": PAPER | RLHF,
-    "table3/llama3.1-8b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/llama3.1-8b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/qwen2.5-7b-instruct-rlmt-ppo": INSTRUCT,
-    "table3/qwen2.5-7b-instruct-rlhf-ppo": INSTRUCT | RLHF,
-    "table3/llama3.1-8b-rlmt-zero-ppo": LLAMA_ZERO,
-    "table3/llama3.1-8b-rlhf-zero-ppo": LLAMA_ZERO | ZERO_RLHF,
-    "table3/qwen2.5-7b-rlmt-zero-ppo": QWEN_ZERO,
-    "table3/qwen2.5-7b-rlhf-zero-ppo": QWEN_ZERO | ZERO_RLHF,
+    # the defaults of Args are table 7's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    "paper": PAPER,
+    # of instruct models: the released configs are strict; table 7, footnote
+    "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
+    # of base models; the instruction of a Zero format needs room, as released
+    "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
     # 2411.15124, its math alone; it also decays both rates, gives -10 to a completion that is cut off, and clips values at
     # 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
@@ -834,15 +719,15 @@ PRESETS: dict[str, dict] = {
 # --as-released. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
 # "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
 # (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
-RELEASED = {}
-for _name in ("table3/llama3.1-8b-rlmt-ppo", "table3/llama3.1-8b-rlhf-ppo"):
-    RELEASED[_name] = {
+RELEASED = {
+    "paper": {
         "kl": "none",
         "entropy_coef": 1e-3,
         "max_prompt_tokens": 896,
         "steps": 110,
         "save_steps": 55,
     }
+}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 import json
 import math
 import random
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,12 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, without_control
-from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_pairs, write_jsonl
 from rlmt.memory import check_memory, frozen_gib, trained_gib
 from rlmt.model import (
     Learner,
     check_finite,
-    check_rate,
-    check_weights,
     clip_gradients,
     cosine_rate,
     gradient_exchange,
@@ -48,20 +45,16 @@ from rlmt.model import (
     start_accelerator,
 )
 from rlmt.run import (
-    StepLogger,
-    Stopped,
+    RunArgs,
     check_run,
     constants,
     finish_run,
-    guarded,
     parse_args,
+    resume,
     rows_of_step,
-    seed_step,
-    start_or_resume,
     start_run,
-    stop_requested,
+    training,
 )
-from rlmt.watchdog import beat
 import torch
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -74,7 +67,7 @@ from rewards.preference import RewardModel
 
 # PRESETS, at the end of this file, have other values for one card and small runs
 @dataclass
-class Args:
+class Args(RunArgs):
     # model and data
     model: str = "meta-llama/Llama-3.1-8B-Instruct"
     """Hub name or folder to start from; a head of one output is kept, any other replaced by a fresh one."""
@@ -82,9 +75,6 @@ class Args:
     """Pairs: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     reward_on: Literal["response", "think+response"] = "response"
     """What it learns to read; think+response needs the two thinking fields."""
-    chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, or a Jinja file."""
     max_length: int = 4096
     """Tokens of prompt and completion; pairs with a longer side are dropped, counted and listed."""
     held_out: float = 0.05
@@ -102,40 +92,9 @@ class Args:
     """Share of the steps in which the rate rises."""
     weight_decay: float = 0.0
     """AdamW's."""
-    micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU: both sides of each pair, with padding. Bounds activations' memory."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
-    any case."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    lora_r: int = 0
-    """LoRA rank; 0 trains all weights. The head, which gives the reward, is trained whole."""
-    load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
-    optim: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
-    preset: str = ""
-    """A name from PRESETS; flags override it."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 1.0
-    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
-    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
-    seed: int = 0
-    """Random seed for the held-out prompts, the order of the data and new weights."""
-    out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Continue from the run's last whole checkpoint."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -416,7 +375,6 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
     all_chosen = []
     all_rejected = []
     for i, members in enumerate(batches):
-        beat()
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             chosen, rejected = score_pairs(members, model, pad_token_id, accelerator.device)
             loss = bradley_terry_loss(chosen, rejected)
@@ -481,10 +439,8 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = load_reward_tokenizer(args, accelerator)
-    check_weights(AutoModelForSequenceClassification, args.model, new_head=True)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
-    check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
     memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
     measured = frozen_gib(args.model, AutoModelForSequenceClassification, args.dtype)
@@ -493,61 +449,51 @@ def main(args: Args) -> None:
     start = check_run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return
-    run = start_run(start)
-    write_jsonl(run / "dropped.jsonl", dropped)
+    run = resume(start_run(start), args, accelerator)
+    write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = start_or_resume(run, args, accelerator)
-    learner = load_learner(args, folder, tokenizer, accelerator)
+    learner = load_learner(args, run.checkpoint, tokenizer, accelerator)
     model, optimizer = learner
-    warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
-    logger = StepLogger(run, first_step, steps, COLUMNS, args.report_to)
-    with guarded(run, accelerator):
-        for step in range(first_step, steps):
-            started = time.monotonic()
-            seed_step(args.seed, step, accelerator)
+    with training(run, {"model": learner}, tokenizer, steps, COLUMNS) as train:
+        for step in train.steps():
             members = rows_of_step(pairs, step, args.batch_size, args.seed)
             # sorted, so that the processes get pairs of about equal length
             members.sort(key=n_padded, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-            learning_rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            learning_rate = cosine_rate(args.learning_rate, step - 1, steps, args.warmup_ratio)
             set_rate(optimizer, learning_rate)
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own_members, step + 1, run)
+            check_finite(metrics, own_members, step, run.folder)
             optimizer.step()
             optimizer.zero_grad()
 
             metrics["learning_rate"] = learning_rate
-            metrics["epoch"] = (step + 1) * args.batch_size / len(pairs)
-            n_tokens = sum(pair.n_tokens for pair in members)
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = stop_requested(accelerator)
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                save_checkpoint(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
-            if stopping:
-                raise Stopped(step + 1)
+            metrics["epoch"] = step * args.batch_size / len(pairs)
+            train.timer.end("update")
+            train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))
 
     # --- save and measure
-    logger.close()
-    save_model(run / "model", model, tokenizer, accelerator)
-    del learner, model, optimizer
+    save_model(run.folder / "model", model, tokenizer, accelerator)
+    del learner, model, optimizer, train
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
-        summary["held_out"] = measure_held_out(held_out, run / "model", str(accelerator.device), args.dtype)
-    finish_run(run, summary)
+        device = str(accelerator.device)
+        summary["held_out"] = measure_held_out(held_out, run.folder / "model", device, args.dtype)
+    finish_run(run.folder, summary)
 
 
 # --- presets: one card, and small runs
 
 ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our choice
 PRESETS: dict[str, dict] = {
-    "24gb/qwen2.5-1.5b": {**ONE_CARD, "optim": "adamw_8bit"},
-    "80gb/qwen2.5-1.5b": {**ONE_CARD, "micro_batch_tokens": 32768},
+    "24gb": {**ONE_CARD, "optim": "adamw_8bit"},
+    "80gb": {**ONE_CARD, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
         "max_length": 384,
@@ -558,7 +504,6 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
         "save_steps": 10,
         "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
     },
     "toy": {  # our choice
         "model": "data/toy/base",

@@ -6,9 +6,8 @@ A step, for P users with G conversations each (PPO: one):
     2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
     3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
     4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
-    5. log         a line of metrics, and the conversations
-    6. checks      that end a run which can teach nothing
-    7. save        at times
+    5. end         a line of metrics, and the conversations; checks that end a run which can teach nothing; at times a
+                   checkpoint
 
 A conversation is one completion, in which others wrote some of the tokens:
 
@@ -47,7 +46,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, without_control
-from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
 from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
@@ -62,21 +61,17 @@ from rlmt.model import (
     start_accelerator,
 )
 from rlmt.run import (
-    StepLogger,
-    Stopped,
-    Timer,
+    RunArgs,
     check_run,
     constants,
     finish_run,
-    guarded,
     load_function,
     parse_args,
     refuse_unused,
+    resume,
     rows_of_step,
-    seed_step,
-    start_or_resume,
     start_run,
-    stop_requested,
+    training,
 )
 from rlmt.sampler import (
     Completion,
@@ -92,7 +87,6 @@ from rlmt.sampler import (
     text_of,
     wants_vllm,
 )
-from rlmt.watchdog import beat
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -105,7 +99,7 @@ from rewards import simulated_user
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
-class Args:
+class Args(RunArgs):
     # model and users
     model: str = "Qwen/Qwen2.5-7B-Instruct"
     """Hub name or folder of a chat model (RLVER: this one)."""
@@ -133,8 +127,6 @@ class Args:
     ask_thinking: bool = False
     """With --think-format think: the system line asks for a <think> block, for a model that was not trained
     to write one."""
-    chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file."""
     # conversation
     start: int = 30
     """Emotion at the start (RLVER; SAGE's evaluation: 40)."""
@@ -182,39 +174,6 @@ class Args:
     """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
-    Trained weights and Adam are float32 in any case."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    lora_r: int = 0
-    """LoRA rank of policy and critic; 0 trains all weights. With LoRA the reference is the model without its
-    adapter, not a copy."""
-    load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
-    optim: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
-    # run
-    preset: str = ""
-    """A name from PRESETS; flags override it."""
-    save_steps: int = 20
-    """Steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 1.0
-    """Minutes without a forward, a token or a user's reply that end the run; x 10 or more to load or save."""
-    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
-    seed: int = 0
-    """Random seed for the order of the users, their replies, sampling and new weights."""
-    out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Continue from the run's last whole checkpoint; with more --steps, train on."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -364,7 +323,7 @@ def read_conversation(talk: Talk, tokenizer) -> Conversation:
         reward = max(0.0, emotion / 100)
     return Conversation(
         id=talk.user["id"],
-        messages=talk.user["prompt"],
+        messages=talk.user["messages"],
         prompt_ids=talk.user["prompt_ids"],
         ids=talk.ids,
         text=tokenizer.decode(talk.ids),
@@ -435,14 +394,13 @@ def converse(
     live = talks
     while most_live := max(gather_object([len(live)])):
         prompts = [talk.context for talk in live]
-        if sampler.vllm is None:
+        if sampler.backend is None:
             # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
             prompts += [talks[0].user["prompt_ids"]] * (most_live - len(live))
         for place, sample in sampler.sample(prompts):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
         simulated_user.user_turns([talk.dialogue for talk in live], setting, simulator)
-        beat()
 
         for talk in live:
             if not talk.dialogue["ended"]:
@@ -478,8 +436,8 @@ def simulator_metrics(simulator: simulated_user.User) -> dict[str, float]:
 
 
 def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
-    """Sets the learning rates of a step (from 0), and returns the policy's."""
-    share = min(1.0, (step + 1) / max(1, args.warmup_steps))
+    """Sets the learning rates of a step (from 1), and returns the policy's."""
+    share = min(1.0, step / max(1, args.warmup_steps))
     rates = {"model": args.learning_rate * share, "critic": args.critic_learning_rate * share}
     for name, learner in learners.items():
         for group in learner.optimizer.param_groups:
@@ -500,7 +458,6 @@ def loss_arguments(args: Args) -> SimpleNamespace:
         scale_rewards="group",
         loss_type="dapo",  # the mean over all tokens of the step
         epsilon_high=None,  # as `epsilon`
-        ratio_level="token",
         beta=args.beta,
         # PPO
         kl="loss" if args.beta else "none",
@@ -545,12 +502,12 @@ def simulator_setting(args: Args) -> dict:
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the users {id, profile, prompt, prompt_ids}; exits with 2 if they cannot be trained with."""
+    """Reads the users {id, profile, messages, prompt_ids}; exits with 2 if they cannot be trained with."""
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
         prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
 
     longest = max(len(user["prompt_ids"]) for user in users)
     if longest + args.max_turn_tokens > args.max_tokens:
@@ -560,7 +517,7 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
         )
     if len(users) < args.prompts_per_step:
         fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
-    check_turns(tokenizer, users[0]["prompt"], args.think_format)
+    check_turns(tokenizer, users[0]["messages"], args.think_format)
     return users
 
 
@@ -628,39 +585,32 @@ def main(args: Args) -> None:
     try_simulator(args, accelerator, start.run)
     if args.dry_run:
         return
-    run = start_run(start)
-    simulator = load_simulator(args, run, accelerator)
+    run = resume(start_run(start), args, accelerator)
+    simulator = load_simulator(args, run.folder, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    folder, first_step = start_or_resume(run, args, accelerator)
     critic = None
     if args.algorithm == "ppo":
-        learners = train_ppo.load_learners(args, args.model, folder, accelerator)
+        learners = train_ppo.load_learners(args, args.model, run.checkpoint, accelerator)
         critic = learners["critic"].model
     else:
-        learners = {"model": load_learner(args, args.model, folder, accelerator, args.temperature)}
+        learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, args.temperature)}
     model = learners["model"].model
-    load_optimizers(folder, learners)
+    load_optimizers(run.checkpoint, learners)
     reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
     if args.beta and not args.lora_r:
         reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    warn_of_full_disk(run, learners, args, first_step, args.steps)
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     loss_args = loss_arguments(args)
-    logger = StepLogger(run, first_step, args.steps, COLUMNS, args.report_to)
-    format_guard = FormatGuard(args, "max_turn_tokens")
     pad_token_id = tokenizer.pad_token_id
-    number = first_step  # of the last step that is trained
-    with guarded(run, accelerator, sampler):
-        for step in range(first_step, args.steps):
-            number = step + 1  # of this step in logs and checkpoints, where the first is 1
-            laps = Timer()
-            seed_step(args.seed, step, accelerator)  # so that a resumed run draws the same
+    checks = [sampler.check, FormatGuard(args, "max_turn_tokens").check]
+    with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
+        for step in train.steps():
             metrics = {
-                "epoch": number / (len(users) // args.prompts_per_step),
+                "epoch": step / (len(users) // args.prompts_per_step),
                 "learning_rate": warm_up(learners, step, args),
             }
 
@@ -673,7 +623,7 @@ def main(args: Args) -> None:
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
             rewards = gather_rewards(conversations, accelerator)
             check_any_reward(rewards)
-            laps.end("rollout")
+            train.timer.end("rollout")
 
             # 3. advantage
             if args.algorithm == "grpo":
@@ -690,7 +640,7 @@ def main(args: Args) -> None:
                 )
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
-            laps.end("advantage")
+            train.timer.end("advantage")
 
             # 4. update
             if args.algorithm == "grpo":
@@ -710,36 +660,21 @@ def main(args: Args) -> None:
                 )
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(means, conversations, number, run)  # before it reaches the weights
+            check_finite(means, conversations, step, run.folder)  # before it reaches the weights
             for learner in learners.values():
                 learner.optimizer.step()
                 learner.optimizer.zero_grad()
             metrics |= means
-            laps.end("update")
+            train.timer.end("update")
 
-            # 5. log
+            # 5. log, checks that end a run which can teach nothing, checkpoint
             everyone = gather_object(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
             metrics |= simulator_metrics(simulator)
-            n_tokens = sum(map(n_tokens_of, everyone))
-            laps.end("other")
-            logger.log(number, metrics | laps.metrics, n_tokens, laps.seconds)
-            logger.log_completions(number, everyone)
+            train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
-            # 6. checks that end the run
-            sampler.check(metrics["sampling/logprob_gap"], number)  # has it other weights than the policy?
-            format_guard.check(everyone, number)
-            stopping = stop_requested(accelerator)  # SIGTERM came
-
-            # 7. save
-            if stopping or number == args.steps or number % args.save_steps == 0:
-                save_checkpoint(run, number, learners, tokenizer, args, accelerator)
-            if stopping:
-                raise Stopped(number)
-
-    logger.close()
-    save_model(run / "model", model, tokenizer, accelerator)
-    finish_run(run, {"steps": number, "users": len(users)}, sampler)
+    save_model(run.folder / "model", model, tokenizer, accelerator)
+    finish_run(run.folder, {"steps": train.last_step, "users": len(users)}, sampler)
 
 
 # --- presets: the runs of the paper, and the toy

@@ -7,7 +7,7 @@ trains on ordinary rows of prompt and answer.
     python train_sft_warmstart.py --preset toy                                                # CPU, minutes
     python train_sft_warmstart.py --lora-r 64 --learning-rate 4e-5                            # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
-        --preset table1/llama3.1-8b-sft-think                                          # 8 GPUs, a paper row
+        --model meta-llama/Llama-3.1-8B                                               # 8 GPUs, as the paper
 
 Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
 would have fewer rows than --batch-size. `--packing` changes no loss: it lays the rows of a micro-batch end to end
@@ -22,11 +22,9 @@ config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, c
 ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 """
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import (
@@ -38,13 +36,11 @@ from rlmt.chat import (
     load_tokenizer,
     prepare_tokenizer,
 )
-from rlmt.checkpoint import load_optimizers, save_checkpoint, save_model, warn_of_full_disk
+from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_log, read_traces, write_jsonl
 from rlmt.memory import check_memory, trained_gib
 from rlmt.model import (
     check_finite,
-    check_rate,
-    check_weights,
     clip_gradients,
     collate_ids,
     collate_packed,
@@ -59,22 +55,17 @@ from rlmt.model import (
     unwrap,
 )
 from rlmt.run import (
-    StepLogger,
-    Stopped,
+    RunArgs,
     check_run,
     constants,
     finish_run,
-    guarded,
     parse_args,
+    resume,
     rows_of_step,
-    seed_step,
-    start_or_resume,
     start_run,
-    stop_requested,
+    training,
 )
-from rlmt.watchdog import beat
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.utils import is_flash_attn_2_available
 
 from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
@@ -82,7 +73,7 @@ from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fai
 
 # PRESETS and RELEASED, at the end of this file, have other values for the runs of the paper and for one card
 @dataclass
-class Args:
+class Args(RunArgs):
     # model and data
     model: str = "meta-llama/Llama-3.1-8B"
     """Hub name or folder of the model to start from."""
@@ -91,9 +82,6 @@ class Args:
     think_format: str = "think"
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, of the
     same rows; or of ordinary rows, without any thinking."""
-    chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking verbatim, else ours for its family; or llama3, chatml,
-    plain, or a Jinja file."""
     max_length: int = 20000
     """Tokens of prompt and completion; longer rows are dropped and listed (released script: 20000). Thinking
     counts in the plain format too."""
@@ -108,44 +96,11 @@ class Args:
     """Share of the steps in which the rate rises (paper table 5); then cosine decay to zero."""
     weight_decay: float = 1e-4
     """Paper table 5."""
-    micro_batch_tokens: int = 8192
-    """Tokens of a forward, per GPU, with padding; a longer row is alone. Bounds the memory of activations."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Dtype of computation; auto: bfloat16 on a GPU, float32 on a CPU. Trained weights and Adam are float32 in
-    any case."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass (released script): less memory, about a third more time."""
     packing: bool = False
     """Lay rows end to end, none attending to another, instead of padding them. Pays with flash-attn only."""
-    lora_r: int = 0
-    """LoRA rank; 0 trains all weights."""
-    load_in_4bit: bool = False
-    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
-    optim: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: bitsandbytes' AdamW, 10 bytes a trained parameter in place of 16; for one GPU or DDP."""
     # run
-    preset: str = ""
-    """A name from PRESETS; flags override it."""
-    as_released: bool = False
-    """With a preset of the paper: the values of RELEASED where its released code has others."""
     save_steps: int = 100
     """Optimizer steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 1.0
-    """Minutes without a forward on any rank that end the run; x 10 or more to load or save."""
-    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
-    seed: int = 0
-    """Random seed for the order of the data and new weights."""
-    out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Continue from the run's last whole checkpoint."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -277,7 +232,6 @@ def accumulate_gradients(
         lengths = packed_length
     batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator, lengths)
     for i, members in enumerate(batches):
-        beat()
         prompt_ids = [row.prompt_ids for row in members]
         completion_ids = [row.ids for row in members]
         if args.packing:
@@ -343,106 +297,61 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_tokenizer(args.model)
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
-    check_weights(AutoModelForCausalLM, args.model)
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
     steps = max(1, round(args.epochs * (len(token_rows) // args.batch_size)))
-    check_rate(args, steps)
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
     accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{show_row(token_rows[0], tokenizer)}")
         return
-    run = start_run(start)
-    write_jsonl(run / "dropped.jsonl", dropped)
+    run = resume(start_run(start), args, accelerator)
+    write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    folder, first_step = start_or_resume(run, args, accelerator)
     betas = (ADAM_BETA_1, ADAM_BETA_2)
-    learner = load_learner(args, args.model, folder, accelerator, betas=betas)
-    load_optimizers(folder, {"model": learner})
+    learner = load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)
+    learners = {"model": learner}
+    load_optimizers(run.checkpoint, learners)
     model, optimizer = learner
     if args.packing and is_flash_attn_2_available():
         unwrap(model).set_attn_implementation("flash_attention_2")
-    warn_of_full_disk(run, {"model": learner}, args, first_step, steps)
 
     # --- train
-    logger = StepLogger(run, first_step, steps, COLUMNS, args.report_to)
-    with guarded(run, accelerator):
-        for step in range(first_step, steps):
-            started = time.monotonic()
-            seed_step(args.seed, step, accelerator)
+    with training(run, learners, tokenizer, steps, COLUMNS) as train:
+        for step in train.steps():
             members = rows_of_step(token_rows, step, args.batch_size, args.seed)
             # sorted, so that the processes get rows of about equal length
             members.sort(key=n_tokens_of, reverse=True)
             own_members = members[accelerator.process_index :: accelerator.num_processes]
 
-            learning_rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            learning_rate = cosine_rate(args.learning_rate, step - 1, steps, args.warmup_ratio)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own_members, step + 1, run)
+            check_finite(metrics, own_members, step, run.folder)
             optimizer.step()
             optimizer.zero_grad()
 
             metrics["learning_rate"] = learning_rate
-            metrics["epoch"] = (step + 1) * args.batch_size / len(token_rows)
-            n_tokens = sum(n_tokens_of(row) for row in members)
-            logger.log(step + 1, metrics, n_tokens, time.monotonic() - started)
-            stopping = stop_requested(accelerator)
-            if stopping or (step + 1) % args.save_steps == 0 or step + 1 == steps:
-                save_checkpoint(run, step + 1, {"model": learner}, tokenizer, args, accelerator)
-            if stopping:
-                raise Stopped(step + 1)
+            metrics["epoch"] = step * args.batch_size / len(token_rows)
+            train.timer.end("update")
+            train.end(step, metrics, n_tokens=sum(map(n_tokens_of, members)))
 
     # --- save
-    logger.close()
-    save_model(run / "model", model, tokenizer, accelerator)
-    finish_run(run, summarize(run, steps, token_rows, dropped))
+    save_model(run.folder / "model", model, tokenizer, accelerator)
+    finish_run(run.folder, summarize(run.folder, steps, token_rows, dropped))
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs
 
-PLAIN = {"think_format": "plain"}
-LLAMA_INSTRUCT = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
-QWEN = {"model": "Qwen/Qwen2.5-7B"}
-QWEN_INSTRUCT = {"model": "Qwen/Qwen2.5-7B-Instruct"}
-MINI = {"traces": "data/traces_gpt4.1mini.jsonl"}
-# One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
-QWEN_05B = {"model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-5}
-QWEN_15B = {"model": "Qwen/Qwen2.5-1.5B", "learning_rate": 1e-5}
-LLAMA_1B = {"model": "meta-llama/Llama-3.2-1B", "learning_rate": 1e-5}
-LORA = {"lora_r": 64, "learning_rate": 1e-4}
-EIGHT_BIT = {"optim": "adamw_8bit"}
-QLORA = {**LORA, "load_in_4bit": True}
-ROOMY = {"micro_batch_tokens": 32768}
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 5's, for Llama-3.1-8B
-    "table1/llama3.1-8b-sft-think": {},
-    "table1/llama3.1-8b-sft-plain": PLAIN,
-    "table1/llama3.1-8b-instruct-sft-think": LLAMA_INSTRUCT,
-    "table1/llama3.1-8b-instruct-sft-plain": LLAMA_INSTRUCT | PLAIN,
-    "table1/qwen2.5-7b-sft-think": QWEN,
-    "table1/qwen2.5-7b-sft-plain": QWEN | PLAIN,
-    "table1/qwen2.5-7b-instruct-sft-think": QWEN_INSTRUCT,
-    "table1/qwen2.5-7b-instruct-sft-plain": QWEN_INSTRUCT | PLAIN,
-    "table4/llama3.1-8b-sft-think-gpt4.1mini": MINI,
-    "table4/llama3.1-8b-sft-plain-gpt4.1mini": MINI | PLAIN,
-    "24gb/qwen2.5-0.5b-sft-think": QWEN_05B,
-    "24gb/qwen2.5-0.5b-sft-plain": QWEN_05B | PLAIN,
-    "24gb/qwen2.5-1.5b-sft-think": QWEN_15B | LORA,
-    "24gb/qwen2.5-1.5b-sft-plain": QWEN_15B | LORA | PLAIN,
-    "24gb/llama3.2-1b-sft-think": LLAMA_1B | EIGHT_BIT,
-    "24gb/llama3.2-1b-sft-plain": LLAMA_1B | EIGHT_BIT | PLAIN,
-    "24gb/llama3.1-8b-sft-think": QLORA,
-    "24gb/llama3.1-8b-sft-plain": QLORA | PLAIN,
-    "80gb/qwen2.5-0.5b-sft-think": QWEN_05B | ROOMY,
-    "80gb/qwen2.5-0.5b-sft-plain": QWEN_05B | ROOMY | PLAIN,
-    "80gb/qwen2.5-1.5b-sft-think": QWEN_15B | ROOMY,
-    "80gb/qwen2.5-1.5b-sft-plain": QWEN_15B | ROOMY | PLAIN,
-    "80gb/llama3.2-1b-sft-think": LLAMA_1B | ROOMY,
-    "80gb/llama3.2-1b-sft-plain": LLAMA_1B | ROOMY | PLAIN,
+    # The defaults of Args are table 5's, for Llama-3.1-8B. The released script has 1 row on each of 8 GPUs for Qwen, where
+    # table 5 prints 16 for all models: experiments/table1.sh.
+    # One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
+    "24gb": {"lora_r": 64, "learning_rate": 1e-4},
+    "80gb": {"learning_rate": 1e-5, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice
         "model": "data/smollm2",
         "traces": "data/small/traces.jsonl",
@@ -454,7 +363,6 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
         "save_steps": 20,
         "keep_checkpoints": 1,
-        "stall_minutes": 5.0,
     },
     "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",
@@ -465,9 +373,5 @@ PRESETS: dict[str, dict] = {
         "gradient_checkpointing": False,
     },
 }
-# the released script has 1 row on each of 8 GPUs for Qwen; table 5 prints 16 for all models
-RELEASED = {name: {"batch_size": 8} for name in PRESETS if name.startswith("table1/qwen")}
-
-
 if __name__ == "__main__":
-    main(parse_args(Args, PRESETS, RELEASED))
+    main(parse_args(Args, PRESETS))

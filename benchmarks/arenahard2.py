@@ -15,18 +15,18 @@ has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and th
 brackets; there both are ties. The paper's judge is GPT-4.1; the settings file of its code names gpt-4.1-mini.
 """
 
+import math
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
-from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
 
 from rlmt.data import read_rows
 from utils import fail
-from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import bootstrap, count_rows, get_field, load_sibling, match_rows, mean, task_means
+from benchmarks.shared import said
 
 KEYS = ("uid",)
 PROMPT = "{prompt}"
@@ -51,8 +51,12 @@ TEMPLATES = {  # of the judge, by category
     "creative_writing": "<|im_start|>system\nYou compare two assistants' pieces of creative writing. Judge imagination, voice "
     "and how well each does what was asked." + _VERDICT_AND_GAME,
 }
-PLACEHOLDERS = Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B"))  # the names in the official template
-JUDGE_MAX_TOKENS = {"official": 16000, "paper": 3072}
+JUDGE_OPTIONS = {
+    "official": {"temperature": 0.0, "max_tokens": 16000},
+    "paper": {"temperature": 0.0, "max_tokens": 3072},
+}
+# the names in the official template
+PLACEHOLDERS = dict.fromkeys(JUDGE_OPTIONS, Placeholders(("QUESTION", "ANSWER_A", "ANSWER_B")))
 STYLE = ("token_len", "header_count", "list_count", "bold_count")
 BASELINES = {  # the model whose answers the tested one's are compared with, by category
     "hard_prompt": "o3-mini-2025-01-31",
@@ -84,7 +88,6 @@ def load_tasks(data: Path) -> list[dict]:
     tasks = load_sibling(data, "question.jsonl*", "uid", "category", "prompt")
     folder = data if data.is_dir() else data.parent
     baselines = {category: load_baseline(folder, model) for category, model in BASELINES.items()}
-    check_names(folder)
     with_baselines = []
     for task in tasks:
         answers = baselines.get(task["category"], {})
@@ -93,38 +96,27 @@ def load_tasks(data: Path) -> list[dict]:
 
 
 def load_baseline(folder: Path, model: str) -> dict[str, dict]:
-    """Loads the rows of the files baseline_<model>* by their uid; exits with 2 for two answers to one prompt."""
+    """Loads the rows of the files baseline_<model>* by their uid."""
     rows = {}
     for file in sorted(folder.glob(f"baseline_{model}*")):
         for row in read_rows(file, "uid", "metadata"):
             if "answer" not in row:  # the official file has it in its messages
-                messages = row.get("messages") or [{}]
-                row["answer"] = messages[-1].get("content", {}).get("answer")
-            uid = row["uid"]
-            if uid in rows and rows[uid]["answer"] != row["answer"]:
-                fail(
-                    f"{file}: another answer to prompt {uid} than in an earlier row or file; "
-                    f"keep one file of {model}"
-                )
-            rows[uid] = row
+                row["answer"] = row["messages"][-1]["content"]["answer"]
+            rows[row["uid"]] = row
     return rows
-
-
-def check_names(folder: Path) -> None:
-    """Exits with 2 if a file baseline_* is of no category's baseline: nothing would be compared with it."""
-    known = tuple(f"baseline_{model}" for model in BASELINES.values())
-    for file in sorted(folder.glob("baseline_*")):
-        if not file.name.startswith(known):
-            fail(f"{file}: begin its name with {' or '.join(known)}, the model whose answers it has")
 
 
 def check(tasks: list[dict], data: Path) -> None:
     """Exits with 2 if the baseline answered some prompts of a category, but not all of them."""
-    warn_without_style()
+    if not style(""):
+        print(
+            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
+            "style-controlled score",
+            file=sys.stderr,
+        )
     asked = {task["category"] for task in tasks}
     for task in load_tasks(data):
-        baseline = task["baseline"] or {}
-        if task["category"] in asked and not baseline.get("answer"):
+        if task["category"] in asked and not task["baseline"]:
             fail(
                 f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt "
                 f"{task['uid']}, but to others of {task['category']}; data/README.md says where the files are from"
@@ -134,24 +126,21 @@ def check(tasks: list[dict], data: Path) -> None:
 # --- 2. the judge
 
 
-def judge_requests(
-    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
-) -> dict[str, dict]:
-    """Returns the requests of both games, by the field of the scored row that takes the reply."""
-    template = template or TEMPLATES.get(task["category"], TEMPLATES["hard_prompt"])
-    baseline = task["baseline"]["answer"]
-    requests = {}
-    for game, (answer_a, answer_b) in zip(GAMES, [(baseline, answer), (answer, baseline)]):
-        fields = {"QUESTION": task["prompt"], "ANSWER_A": answer_a, "ANSWER_B": answer_b}
-        requests[game] = {
-            "messages": fill_messages(template, fields),
-            "temperature": 0.0,
-            "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
-        }
-    return requests
+def judge_template(task: dict, protocol: str) -> str:
+    return TEMPLATES.get(task["category"], TEMPLATES["hard_prompt"])
 
 
-def parse_verdict(text: str) -> str:
+def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str, dict]:
+    """Returns what the judge is shown in both games, by the field of the scored row that takes its reply."""
+    fields = {}
+    answers = [task["baseline"]["answer"], answer]
+    for game in GAMES:
+        fields[game] = {"QUESTION": task["prompt"], "ANSWER_A": answers[0], "ANSWER_B": answers[1]}
+        answers.reverse()
+    return fields
+
+
+def parse_reply(text: str) -> str:
     """Returns a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
 
     Case does not matter. Raises ValueError if there is none.
@@ -167,7 +156,7 @@ def parse_verdict(text: str) -> str:
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
     """Returns the fields of a scored row, from the judge's replies by field."""
-    verdicts = {game: reply.text for game, reply in replies.items()}
+    verdicts = {game: said(reply) for game, reply in replies.items()}
     return verdicts | {"model_metadata": style(answer)}
 
 
@@ -203,16 +192,6 @@ def style(answer: str) -> dict:
         return {}
 
 
-def warn_without_style() -> None:
-    """Prints a warning if no answer's length in tokens can be counted."""
-    if not style(""):
-        print(
-            "WARNING: tiktoken's table o200k_base cannot be had (one download, kept in TIKTOKEN_CACHE_DIR): no "
-            "style-controlled score",
-            file=sys.stderr,
-        )
-
-
 def style_features(model: dict, baseline: dict) -> list[float]:
     """Returns four relative differences: of lengths, and of densities of headers, list items and bold spans.
 
@@ -221,11 +200,10 @@ def style_features(model: dict, baseline: dict) -> list[float]:
     model_length, *model_counts = style_totals(model)
     baseline_length, *baseline_counts = style_totals(baseline)
     features = [(model_length - baseline_length) / max(model_length + baseline_length, 1)]
-    for model_count, baseline_count in zip(model_counts, baseline_counts):
-        model_density = model_count / (model_length + 1)
-        baseline_density = baseline_count / (baseline_length + 1)
-        features.append((model_density - baseline_density) / (model_density + baseline_density + 1))
-    return features
+    model_densities = np.array(model_counts) / (model_length + 1)
+    baseline_densities = np.array(baseline_counts) / (baseline_length + 1)
+    differences = model_densities - baseline_densities
+    return [*features, *(differences / (model_densities + baseline_densities + 1))]
 
 
 def style_totals(counts: dict) -> list[int]:
@@ -245,13 +223,15 @@ def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
 
     It is the maximum likelihood fit of soft outcomes (N,) on the features (N, 4).
     """
+    from sklearn.linear_model import LogisticRegression  # takes a second to import
+
     # scikit-learn takes hard labels only: an outcome y becomes a 1 with weight y and a 0 with weight 1 - y
     twice_features = np.vstack([features, features])
     labels = np.repeat([1, 0], len(outcomes))
     weights = np.r_[outcomes, 1 - outcomes]
     model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
     fit = model.fit(twice_features, labels, sample_weight=weights)
-    return 100 * float(expit(fit.intercept_[0]))
+    return 100 / (1 + math.exp(-fit.intercept_[0]))
 
 
 def scale_features(features: np.ndarray) -> np.ndarray:
@@ -338,9 +318,10 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             result["style"] = style_features(row["model_metadata"], baseline)
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
-                result[game] = parse_verdict(text or "")
+                result[game] = parse_reply(text or "")
             except ValueError as error:
-                result |= {game: None, "invalid": f"{game}: {error}"}
+                result[game] = None
+                result.setdefault("invalid", f"{game}: {error}")
 
     scores = {}
     for category in {result["category"] for result in results}:
@@ -348,9 +329,8 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         n_without_style = sum(result["style"] is None for result in of_category)
         if n_without_style:
             print(
-                f"WARNING: {source}: no style-controlled score of {category}, as {n_without_style} of "
-                f"{len(of_category)} rows have no model_metadata, or their baseline has none; the official tool "
-                "keeps it in model_answer/*.jsonl, under metadata",
+                f"WARNING: {source}: no style-controlled score of {category}: {n_without_style} of {len(of_category)} "
+                "rows, or their baselines, have no model_metadata; the official tool has it in model_answer/*.jsonl",
                 file=sys.stderr,
             )
         # prompts of another category are not missing

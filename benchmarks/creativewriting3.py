@@ -1,12 +1,12 @@
 """Creative Writing v3: a judge marks each piece by a list of criteria; the mean of the marks, of 100.
 
-An item without marks is left out, as in the official tool; in `overall_paper` it counts 0. The official tool asks again
-for answers under 500 characters and then leaves them out; here they are judged.
+An item that is invalid is left out, as in the official tool; in `overall_paper` it counts as what the paper's code makes
+of it, 0 without any mark. The official tool asks again for answers under 500 characters and then leaves them out; here they
+are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
-of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. If no name is one of the
-criteria, as in a reply that was cut off before its scores, the reply is invalid here; `overall_paper` has it,
-as the paper's code does.
+of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark of the last
+criterion was cut off before its end: it is invalid here, and counted as `n_incomplete`.
 """
 
 import re
@@ -14,7 +14,7 @@ from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.judge_template import Placeholders, fill_messages
+from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     bootstrap,
     count_rows,
@@ -24,6 +24,7 @@ from benchmarks.scoring import (
     mean,
     task_means,
 )
+from benchmarks.shared import said
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
@@ -33,23 +34,24 @@ TEMPLATE = (  # of the judge
     "for each of these, with the name exactly as it is here and without markdown:\n{$mark_lines}\n\n"
     "Lower is better in: {$lower_is_better_criteria}."
 )
-PLACEHOLDERS = Placeholders(  # all but `mark_lines` are names in the official template
-    needed=("writing_prompt", "test_model_response"),
-    optional=("creative_writing_criteria", "lower_is_better_criteria", "mark_lines"),
+JUDGE_OPTIONS = {
+    "official": {"temperature": 0.0, "max_tokens": 1000},
+    "paper": {"temperature": 0.0, "max_tokens": 2048},
+}
+PLACEHOLDERS = dict.fromkeys(  # all but `mark_lines` are names in the official template
+    JUDGE_OPTIONS,
+    Placeholders(
+        needed=("writing_prompt", "test_model_response"),
+        optional=("creative_writing_criteria", "lower_is_better_criteria", "mark_lines"),
+    ),
 )
 ITERATIONS = (1, 2, 3)
 HIGHEST_MARK = 20
-JUDGE_MAX_TOKENS = {"official": 1000, "paper": 2048}
 WORDS_KEPT = 3200  # of a piece that the judge reads, in the paper
-NO_CRITERION = "no mark of a known criterion"
 NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
 # --- 1. data
-
-
-def item_id(title: str, iteration: int) -> str:
-    return f"{title} ({iteration})"
 
 
 def load_tasks(data: Path) -> list[dict]:
@@ -64,7 +66,7 @@ def load_tasks(data: Path) -> list[dict]:
         for iteration in ITERATIONS:
             seed = prompt["seed_modifiers"][iteration - 1]
             task = {
-                "id": item_id(title, iteration),
+                "id": f"{title} ({iteration})",
                 "title": title,
                 "iteration": iteration,
                 "unfilled": prompt["writing_prompt"],
@@ -82,10 +84,12 @@ def load_criteria(data: Path) -> tuple[list[str], list[str]]:
 # --- 2. the judge
 
 
-def judge_requests(
-    task: dict, answer: str, data: Path, protocol: str, max_tokens: int, template: str
-) -> dict[str, dict]:
-    """Returns the one request about a piece, by the field of the scored row that takes the reply."""
+def judge_template(task: dict, protocol: str) -> str:
+    return TEMPLATE
+
+
+def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str, dict]:
+    """Returns what the judge is shown, by the field of the scored row that takes its reply."""
     criteria, negative = load_criteria(data)
     prompt = task["prompt"]
     if protocol == "paper":
@@ -98,12 +102,7 @@ def judge_requests(
         "mark_lines": "\n".join(f"{name}: mark" for name in criteria),
         "lower_is_better_criteria": ", ".join(negative),
     }
-    request = {
-        "messages": fill_messages(template or TEMPLATE, fields),
-        "temperature": 0.0,
-        "max_tokens": max_tokens or JUDGE_MAX_TOKENS[protocol],
-    }
-    return {"judge_text": request}
+    return {"judge_text": fields}
 
 
 def first_words(text: str, n: int) -> str:
@@ -133,11 +132,15 @@ def parse_marks(text: str) -> dict[str, float]:
     return marks
 
 
-def read_marks(text: str, criteria: list[str]) -> dict[str, float]:
-    """Returns the marks in a judge's reply. Raises ValueError if there are none, or none of the criteria."""
+def parse_reply(text: str, criteria: list[str]) -> dict[str, float]:
+    """Returns the marks in a judge's reply. Raises ValueError if there are none, or not one of the last criterion.
+
+    A judge may leave out a criterion that does not apply, as that of dialogue in a piece without any.
+    """
     marks = parse_marks(without_markdown(text))
-    if marks.keys().isdisjoint(criteria):
-        raise ValueError(NO_CRITERION)
+    if criteria[-1] not in marks:
+        n_known = len(marks.keys() & set(criteria))
+        raise ValueError(f"incomplete: {n_known} of {len(criteria)} marks, and none of {criteria[-1]!r}")
     return marks
 
 
@@ -146,7 +149,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
     return {
         "title": task["title"],
         "iteration": task["iteration"],
-        "judge_text": replies["judge_text"].text,
+        "judge_text": said(replies["judge_text"]),
     }
 
 
@@ -183,7 +186,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     for line, row in enumerate(rows, 1):
         title = get_field(row, f"{source}:{line}", "title")
         iteration = get_field(row, f"{source}:{line}", "iteration", kind=int)
-        row["id"] = item_id(title, iteration)
+        row["id"] = f"{title} ({iteration})"
     tasks = load_tasks(data)
     results = match_rows(rows, tasks, KEYS, source)
 
@@ -193,19 +196,15 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
         paper_scores.append(0.0)
         try:
-            marks = parse_marks(without_markdown(text))
-            values = mark_values(marks, set(negative))
+            values = mark_values(parse_marks(without_markdown(text)), set(negative))
+            paper_scores[-1] = 5 * mean(values)
+            marks = parse_reply(text, criteria)
         except ValueError as error:
-            result["invalid"] = str(error)
-            continue
-        paper_scores[-1] = 5 * mean(values)
-        if marks.keys().isdisjoint(criteria):
-            result["invalid"] = NO_CRITERION
+            result.setdefault("invalid", str(error))
             continue
         result["score"] = 5 * mean(values)
         result["shown"] = shown(values)
         result["marks"] = marks
-        result["unknown"] = sorted(marks.keys() - set(criteria))
         values_of_iteration[row["iteration"]] += values
 
     scores = []
@@ -225,6 +224,6 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             "overall": task_means(scores, titles),
             "overall_paper": task_means(paper_scores, all_titles),
         },
-        "n_unknown_names": sum(len(result.get("unknown", [])) for result in results),
+        "n_incomplete": sum("incomplete" in str(result.get("invalid")) for result in results),
         **count_rows(results, tasks),
     }

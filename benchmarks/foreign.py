@@ -1,4 +1,4 @@
-"""Reads the thinking of models that were trained elsewhere and are only evaluated.
+"""Reads the thinking of models that were trained elsewhere: those that are evaluated, and judges.
 
 To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format` read it
 from there. benchmarks/shared.py chooses between these styles and our own formats.
@@ -86,3 +86,19 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     elif not response:
         status = "empty_response"
     return ThinkParts(thinking, response, status)
+
+
+def verdict_of(text: str, finished: bool = True) -> str:
+    """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its verdict.
+
+    Raises ValueError if the token limit cut the reply off, or if the thinking is not closed: what is there then is a
+    draft, or the half of a number.
+    """
+    if not finished:
+        raise ValueError("incomplete: the limit of its tokens cut the reply off")
+    for style in FOREIGN_STYLES.values():
+        parts = split_foreign(text, style, finished)
+        if parts.status == "no_close":
+            raise ValueError("the judge's thinking is not closed")
+        text = parts.response
+    return text

@@ -11,15 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from benchmarks.foreign import FOREIGN_STYLES, split_foreign
+from benchmarks.foreign import verdict_of
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import Reply
-from rlmt.model import check_weights
 from rlmt.sampler import Sampling, generate, text_of, wants_vllm
 from utils import fail, or_fail
 
@@ -56,9 +54,9 @@ def ask(
     prompts = {}  # by key: equal requests get one reply
     for key, request in zip(keys, requests):
         prompts[key] = encode_prompt(tokenizer, request["messages"])
-    texts = {}  # by key and attempt
+    texts = {}  # by key and attempt; and whether the judge ended it
     for row in read_log(store):
-        texts[row["key"], row["attempt"]] = row["text"]
+        texts[row["key"], row["attempt"]] = row["text"], row.get("finished", True)
 
     replies = refuse_long(model, prompts, max_tokens)
     unread = [key for key in prompts if key not in replies]
@@ -81,11 +79,12 @@ def ask(
             for place, sample in samples:
                 key = unread[place]
                 text = text_of(tokenizer, sample)
-                texts[key, attempt] = text
-                append_jsonl(store, [{"key": key, "attempt": attempt, "text": text}])
+                texts[key, attempt] = text, sample.finished
+                row = {"key": key, "attempt": attempt, "text": text, "finished": sample.finished}
+                append_jsonl(store, [row])
 
         for key in unread:
-            replies[key] = read_reply(tokenizer, texts[key, attempt], parse)
+            replies[key] = read_reply(tokenizer, *texts[key, attempt], parse)
         unread = [key for key in unread if replies[key].error]
     return [replies[key] for key in keys]
 
@@ -113,7 +112,6 @@ def check(model: str, max_tokens: int) -> None:
     """
     load_judge_tokenizer(model)
     context = context_length(load_config(model))
-    check_weights(AutoModelForCausalLM, model)
     if max_tokens >= context:
         fail(
             f"--judge-max-tokens {max_tokens} leaves no room for a prompt in the {context} tokens of {model}'s context; "
@@ -147,25 +145,14 @@ def request_key(model: str, request: dict) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read_reply(tokenizer: Tokenizer, text: str, parse: Callable[[str], Any]) -> Reply:
+def read_reply(tokenizer: Tokenizer, text: str, finished: bool, parse: Callable[[str], Any]) -> Reply:
     """Parses a judge's text. The Reply's `text` is without thinking, as others read it too; the store has all of it."""
-    verdict = ""
-    try:
-        verdict = verdict_of(tokenizer, text)
-        return Reply(parse(verdict), verdict, "", (0, 0), {})
-    except (ValueError, RecursionError) as error:  # json raises the second on a thousand brackets
-        return Reply(None, verdict, str(error), (0, 0), {})
-
-
-def verdict_of(tokenizer: Tokenizer, text: str) -> str:
-    """Returns what a judge says after its thinking; ValueError if the thinking is never closed."""
-    style = FOREIGN_STYLES.get(tokenizer.think_format)
-    if style is None:
-        return text
     opening = tokenizer.opening
     if not text.lstrip().startswith(opening.strip()):
         text = opening + text  # the chat template has opened the thinking
-    parts = split_foreign(text, style, finished=True)
-    if parts.status == "no_close":
-        raise ValueError("the judge's thinking is not closed; a larger --judge-max-tokens may help")
-    return parts.response
+    verdict = ""
+    try:
+        verdict = verdict_of(text, finished)
+        return Reply(parse(verdict), verdict, "", (0, 0), {})
+    except (ValueError, RecursionError) as error:  # json raises the second on a thousand brackets
+        return Reply(None, verdict, str(error), (0, 0), {})

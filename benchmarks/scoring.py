@@ -135,7 +135,10 @@ def match_rows(
         if position in first_lines and not several_samples:
             fail(f"{source}:{line}: the task of line {first_lines[position]} again; keep one of them")
         first_lines.setdefault(position, line)
-        results.append({"task": position, "key": tasks[position].get(keys[0], position), "line": line})
+        result = {"task": position, "key": tasks[position].get(keys[0], position), "line": line}
+        if row.get("judge_error"):
+            result["invalid"] = row["judge_error"]
+        results.append(result)
     return results
 
 
@@ -342,6 +345,25 @@ INDEX_COLUMNS = (
     "fingerprint",
 )
 TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
+
+
+def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str, interval: str = "") -> dict:
+    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval, if it has one."""
+    low, high = numbers.get(interval) or (None, None)
+    return {
+        "model": getattr(args, "model", ""),
+        "benchmark": benchmark,
+        "metric": metric,
+        "value": numbers.get(metric),
+        "low": low,
+        "high": high,
+        "task_means": numbers.get("task_means", {}).get(metric),
+        "n": numbers["n"],
+        "n_invalid": numbers["n_invalid"],
+        "temperature": getattr(args, "temperature", None),
+        "judge": args.judge,
+        "fingerprint": fingerprint,
+    }
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:

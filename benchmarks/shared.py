@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
 
 from benchmarks import local_judge
-from benchmarks.foreign import FOREIGN_STYLES, split_foreign
-from benchmarks.scoring import mean
+from benchmarks.foreign import FOREIGN_STYLES, split_foreign, verdict_of
+from benchmarks.scoring import add_to_index, mean
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
@@ -30,8 +29,7 @@ from rlmt.endpoint import (
     try_endpoint,
     was_refused,
 )
-from rlmt.model import check_weights
-from rlmt.run import digest_files, load_function
+from rlmt.run import load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of, wants_vllm
 from rlmt.vllm import gpu_groups
 from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
@@ -465,9 +463,22 @@ def ask_judge(
     longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
     judge = judge_endpoint(args, run, longest_reply)
     print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-    replies = judge.ask(requests, parse, parse_retries=attempts - 1)
+
+    def read(text: str) -> Any:
+        return parse(verdict_of(text))
+
+    # one token, whose log-probabilities are read, is no text
+    has_text = all("logprobs" not in request for request in requests)
+    replies = judge.ask(requests, read if has_text else str, attempts - 1, whole=has_text)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
+
+
+def said(reply: Reply) -> str:
+    """Returns what a judge said after its thinking; "" if its reply cannot be read."""
+    if reply.error:
+        return ""
+    return verdict_of(reply.text)
 
 
 def check_answered(errors: list[str], who: str) -> None:
@@ -520,7 +531,6 @@ def check_model(args) -> None:
         return
     load_model_tokenizer(args)
     load_config(args.model)
-    check_weights(AutoModelForCausalLM, args.model)
     check_engines(args, args.model, "tensor_parallel")
     check_length(args, 1)
 
@@ -613,6 +623,12 @@ def write_scores(path: str, scores: dict) -> None:
     Path(path).write_text(json.dumps(scores, indent=1) + "\n")
 
 
+def save_results(run: Path, summary: dict, index: list[dict]) -> None:
+    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete."""
+    add_to_index(run, index)
+    write_summary(run, summary)
+
+
 def print_first(lines: list[str], n: int = 10) -> None:
     """Prints the first lines on stderr, and how many more there are."""
     for line in lines[:n]:
@@ -632,13 +648,20 @@ def resolve_judge_url(judge: str, url: str) -> str:
 
 
 def digests_of(judge: str) -> list[str]:
-    """Returns the hashes of the files of a judge or simulated user that is a program or runs here; [] behind an endpoint.
+    """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an endpoint.
 
-    A hub name has none either.
+    That is the hash of a program, or of the sizes and times of a model's weights. A hub name has none.
     """
     if is_behind_endpoint(judge):
         return []
-    return list(digest_files({"judge": judge}).values())
+    program = Path(judge.rpartition(":")[0])
+    if program.is_file():
+        return [hashlib.sha256(program.read_bytes()).hexdigest()]
+    states = []
+    for weights in sorted(Path(judge.removeprefix("local:")).glob("*.safetensors")):
+        stat = weights.stat()
+        states.append(f"{weights.name} {stat.st_size} {stat.st_mtime_ns}")
+    return [short_hash(" ".join(states))] if states else []
 
 
 def short_hash(text: str) -> str:

@@ -47,10 +47,7 @@ def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, 
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = ends[0]  # padding is masked, so any token will do
 
-    shown_ends = ", ".join(map(str, ends))
-    line = f"chat template: {name}; ends of turn {shown_ends}; thinking read as {tokenizer.think_format!r}"
-    if tokenizer.opening:
-        line += f", which the template begins with {tokenizer.opening!r}"
+    line = f"chat template: {name}; ends of turn {', '.join(map(str, ends))}; thinking read as {tokenizer.think_format!r}"
     if "strftime_now" in text:
         line += "; the template prints today's date, so prompts change from day to day"
     return line

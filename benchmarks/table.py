@@ -48,54 +48,42 @@ class Benchmark:
     several_samples: bool = False
     """Whether a task takes several answers."""
     # with a judge
-    judge_requests: Callable[[dict, str, Path, str, int, str], dict[str, dict]] | None = None
-    """(task, answer, data, protocol, max_tokens, template) -> requests by the field of the scored row that takes the reply.
-
-    max_tokens 0: as the protocol has it; template "": our own wording."""
+    judge_options: dict[str, dict] | None = None
+    """{protocol: fields of a request besides its messages}"""
+    judge_template: Callable[[dict, str], str] | None = None
+    """(task, protocol) -> our own instructions of the judge."""
+    judge_fields: Callable[[dict, str, Path, str], dict[str, dict]] | None = None
+    """(task, answer, data, protocol) -> what the judge is shown, by the field of the scored row that takes the reply."""
     placeholders: dict[str, Placeholders] | None = None
     """{protocol: what a template of the judge holds}"""
     parse_reply: Callable | None = None
-    """Raises ValueError for a judge's reply that cannot be read; str takes any."""
+    """Raises ValueError for a judge's reply that cannot be read."""
     judged_fields: Callable[[dict, str, dict, str], dict] | None = None
     """(task, answer, {field: Reply}, protocol) -> fields of the scored row."""
 
 
+def judged(module, *metrics: str) -> Benchmark:
+    """Returns a benchmark with a judge from its module, where everything has the name that it has here."""
+    return Benchmark(
+        keys=module.KEYS,
+        prompt=module.PROMPT,
+        load_tasks=module.load_tasks,
+        score=module.score,
+        metrics=metrics,
+        check=getattr(module, "check", None),
+        judge_options=module.JUDGE_OPTIONS,
+        judge_template=module.judge_template,
+        judge_fields=module.judge_fields,
+        placeholders=module.PLACEHOLDERS,
+        parse_reply=module.parse_reply,
+        judged_fields=module.judged_fields,
+    )
+
+
 BENCHMARKS = {
-    "alpacaeval2": Benchmark(
-        keys=alpacaeval2.KEYS,
-        prompt=alpacaeval2.PROMPT,
-        load_tasks=alpacaeval2.load_tasks,
-        score=alpacaeval2.score,
-        check=alpacaeval2.check,
-        metrics=("lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
-        judge_requests=alpacaeval2.judge_requests,
-        placeholders=alpacaeval2.PLACEHOLDERS,
-        parse_reply=str,  # none is asked for again, as the official tool reads log-probabilities
-        judged_fields=alpacaeval2.judged_fields,
-    ),
-    "arenahard2": Benchmark(
-        keys=arenahard2.KEYS,
-        prompt=arenahard2.PROMPT,
-        load_tasks=arenahard2.load_tasks,
-        score=arenahard2.score,
-        check=arenahard2.check,
-        metrics=("score_style_controlled", "score", "score_paper"),
-        judge_requests=arenahard2.judge_requests,
-        placeholders={"official": arenahard2.PLACEHOLDERS, "paper": arenahard2.PLACEHOLDERS},
-        parse_reply=arenahard2.parse_verdict,
-        judged_fields=arenahard2.judged_fields,
-    ),
-    "creativewriting3": Benchmark(
-        keys=creativewriting3.KEYS,
-        prompt=creativewriting3.PROMPT,
-        load_tasks=creativewriting3.load_tasks,
-        score=creativewriting3.score,
-        metrics=("overall", "overall_paper"),
-        judge_requests=creativewriting3.judge_requests,
-        placeholders={"official": creativewriting3.PLACEHOLDERS, "paper": creativewriting3.PLACEHOLDERS},
-        parse_reply=creativewriting3.read_marks,
-        judged_fields=creativewriting3.judged_fields,
-    ),
+    "alpacaeval2": judged(alpacaeval2, "lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
+    "arenahard2": judged(arenahard2, "score_style_controlled", "score", "score_paper"),
+    "creativewriting3": judged(creativewriting3, "overall", "overall_paper"),
     "ifbench": Benchmark(
         keys=ifeval.KEYS,
         prompt="{prompt}",

@@ -12,7 +12,7 @@ Rows that are not used are counted, and listed in dropped.jsonl.
 The protocol and the wording of its prompts are our own; the paper's appendix C prints theirs. So set its
 figure 4 beside these win rates, but do not subtract one from the other. `--template FOLDER` takes other wordings
 verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {$conversation}, {$plans} and
-{$traits}. They must ask for the JSON that ours ask for: benchmarks/trait_judging.py.
+{$traits}. They must ask for the JSON that ours ask for.
 
 1. Extract. The judge gets batches of a few pairs of plans and names traits in which the two writers differ.
    It is not told who they are; who is writer 1 is drawn for each batch. One more call merges all lists into
@@ -46,24 +46,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import shared, trait_judging
-from benchmarks.judge_template import OUR_WORDING, describe_wording
-from benchmarks.scoring import add_to_index
+import numpy as np
+
+from benchmarks import shared
+from benchmarks.flags import JudgeFlags
+from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
+from benchmarks.scoring import bootstrap, index_row, read_object
 from rlmt.data import read_rows, write_jsonl
-from rlmt.run import check_run, start_run, write_summary
+from rlmt.run import check_run, start_run
 from utils import fail, or_fail
 
 
 @dataclass
-class Args:
-    # data
+class Args(JudgeFlags):
     generations: str = "results/grpo/generations.jsonl"
     """Rows {id, messages, thinking, status[, temperature, step]} of the tested checkpoint."""
     baseline: str = "results/sft/generations.jsonl"
     """Rows of the checkpoint that it is compared with."""
     temperature: float | None = None
     """Use only the rows of this temperature; needed if the files hold several."""
-    # traits
     traits: str = ""
     """traits.json of another run, or a file of your own; empty: extract them here."""
     max_traits: int = 10
@@ -74,70 +75,29 @@ class Args:
     """Pairs per call of the extraction."""
     compare_pairs: int = 0
     """Pairs to compare, drawn with --seed from those the extraction leaves; 0: all. Each is two calls."""
-    # judge
     judge: str = "gpt-4.1-mini"
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
     template: str = ""
     """Folder with the judge's instructions: extract.txt, merge.txt, compare.txt; our own for those it lacks."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
-    data_parallel: int = 0
-    """Engines of a judge `local:...` at most, which share the requests; 0: as many as the GPUs allow."""
-    judge_tensor_parallel: int = 1
-    """GPUs of one engine of such a judge."""
-    concurrency: int = 32
-    """Judge calls at a time."""
-    budget: float = 0.0
-    """US dollars that the judge may cost; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that the judge reads and writes."""
-    max_invalid: float = 0.01
-    """Share of unreadable replies in the comparison above which there is no win rate."""
-    # run
-    seed: int = 0
-    """Random seed for drawing pairs and writer 1, and for the bootstrap."""
-    out: str = ""
-    """Run folder; empty: results/traits__<folder of --generations>__s<seed>__<hash of the arguments>."""
-    resume: bool = False
-    """Keep every reply of the judge that a run folder already has."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments, data and judge (by one call of one token), print the number of calls and an
-    estimate of their cost, and stop."""
 
 
 # --- 1. pairs of plans
 
 
-def read_generations(path: str) -> list[dict]:
-    """Reads generations or completions, and adds `file` and `line`."""
-    rows = read_rows(path, "messages", "status")
-    for line, row in enumerate(rows, 1):
-        row["file"] = path
-        row["line"] = line
-        row["thinking"] = row.get("thinking") or ""
-        row["step"] = row.get("step", 0)
-    return rows
-
-
 def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and unused rows {file, line, ...}.
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and the unused rows {file, line, id, reason}.
 
     The order of the pairs follows from --seed and the ids alone: other checkpoints meet on the same prompts.
     """
-    model_rows = read_generations(args.generations)
-    baseline_rows = read_generations(args.baseline)
-    check_temperatures(args, model_rows + baseline_rows)
-    model_plans, model_dropped = choose_plans(model_rows, args.temperature)
-    baseline_plans, baseline_dropped = choose_plans(baseline_rows, args.temperature)
-    model_dropped += drop_unmatched(model_plans, baseline_plans)
-    baseline_dropped += drop_unmatched(baseline_plans, model_plans)
+    model_plans, dropped = read_plans(args, args.generations)
+    baseline_plans, dropped_of_baseline = read_plans(args, args.baseline)
+    dropped += dropped_of_baseline
+    for plans, others in ((model_plans, baseline_plans), (baseline_plans, model_plans)):
+        for prompt_id, row in plans.items():
+            if prompt_id not in others:
+                dropped.append(drop(row, "no plan in the other file"))
 
     def draw(prompt_id) -> float:
         return random.Random(f"{args.seed} {prompt_id}").random()
@@ -151,37 +111,31 @@ def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
                 f"id {prompt_id!r} has other 'messages' in {ours['file']}:{ours['line']} than in "
                 f"{theirs['file']}:{theirs['line']}; the files must be of the same prompts"
             )
-        pairs.append(
-            {
-                "id": prompt_id,
-                "messages": ours["messages"],
-                "model": ours["thinking"],
-                "baseline": theirs["thinking"],
-            }
-        )
-    return pairs, model_dropped + baseline_dropped
+        pair = {"id": prompt_id, "messages": ours["messages"]}
+        pairs.append(pair | {"model": ours["thinking"], "baseline": theirs["thinking"]})
+    return pairs, dropped
 
 
-def check_temperatures(args: Args, rows: list[dict]) -> None:
-    found = {row["temperature"] for row in rows if row.get("temperature") is not None}
-    if args.temperature is None and len(found) > 1:
+def read_plans(args: Args, path: str) -> tuple[dict, list[dict]]:
+    """Returns {id: the row whose plan is used} of a file, and the rows that are not used with the reason."""
+    rows = read_rows(path, "messages", "status")
+    temperatures = {row.get("temperature") for row in rows} - {None}
+    if args.temperature is None and len(temperatures) > 1:
         fail(
-            f"{args.generations} and {args.baseline} have rows of several temperatures; "
-            f"choose one with --temperature: {sorted(found)}"
+            f"{path} has rows of several temperatures; choose one with --temperature: {sorted(temperatures)}"
         )
 
-
-def choose_plans(rows: list[dict], temperature: float | None) -> tuple[dict, list[dict]]:
-    """Returns {id: the row whose plan is used}, and the rows that are not used with the reason."""
+    for line, row in enumerate(rows, 1):
+        row |= {"file": path, "line": line}
+    rows.sort(key=lambda row: -row.get("step", 0))  # keeps the order of the file within a step
     plans = {}
     dropped = []
-    latest_first = sorted(rows, key=lambda row: -row["step"])  # keeps the order of the file within a step
-    for row in latest_first:
-        if temperature is not None and row.get("temperature") != temperature:
+    for row in rows:
+        if args.temperature is not None and row.get("temperature") != args.temperature:
             reason = "another temperature"
         elif row["status"] != "ok":
             reason = f"status {row['status']}"
-        elif not row["thinking"].strip():
+        elif not (row.get("thinking") or "").strip():
             reason = "no thinking"
         elif row["id"] in plans:
             reason = "another row of its id"
@@ -192,33 +146,8 @@ def choose_plans(rows: list[dict], temperature: float | None) -> tuple[dict, lis
     return plans, dropped
 
 
-def drop_unmatched(plans: dict, other_plans: dict) -> list[dict]:
-    unmatched = [row for prompt_id, row in plans.items() if prompt_id not in other_plans]
-    return [drop(row, "no plan in the other file") for row in unmatched]
-
-
 def drop(row: dict, reason: str) -> dict:
     return {"file": row["file"], "line": row["line"], "id": row["id"], "reason": reason}
-
-
-# --- 2. the run
-
-
-def load_traits(path: str) -> dict:
-    """Reads a --traits file, at least {traits, prompts}; exits with 2 if it has no valid list of traits."""
-    try:
-        text = Path(path).read_text()
-        stored = {
-            "prompts": [],
-            **trait_judging.read_object(text),
-            "traits": trait_judging.read_traits(text, most=100),
-        }
-        if not stored["traits"] or not isinstance(stored["prompts"], list):
-            raise ValueError("'traits' is empty, or 'prompts' is not a list of ids")
-    except (ValueError, OSError) as e:
-        wanted = '{"traits": [{"name": "...", "description": "..."}, ...]}'
-        fail(f"--traits {path}: {e}; it must hold {wanted}")
-    return stored
 
 
 def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list[dict], list[dict]]:
@@ -240,50 +169,207 @@ def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list
     return extracted, compared
 
 
-def check_templates(args: Args) -> None:
-    """Prints whose words each step has; exits with 2 if --template has none, or one that cannot be filled in."""
-    if not args.template:
-        return
-    files = [trait_judging.template_file(args, step) for step in trait_judging.TEMPLATES]
-    if not any(files):
-        fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
-    for step, file in zip(trait_judging.TEMPLATES, files):
-        trait_judging.step_template(args, step)
-        print(f"instructions to {step}: {file or OUR_WORDING}")
+# --- 2. what the judge is asked
+
+TEMPLATES = {
+    "extract": """Two writers, 1 and 2, answered the same users, and each made a plan before every answer. Below are conversations,
+each with the plan of writer 1 and the plan of writer 2. Writer 1 is the same person throughout, and so is writer 2.
+
+{pairs}
+
+How do the two writers differ in the way they plan? Name at most {most} traits that one of them shows more than the other, in
+more than one of these plans. A trait says how a plan is made: what comes first, how ideas are found, ordered, weighed, grouped
+or checked. It does not say what the answer is about, how good it is or how long. Word it so that a reader of any two plans
+could tell which one shows it more, and mention no writer.
+Reply with one JSON object and nothing else, with an empty list if they plan alike:
+{"traits": [{"name": "two to six words", "description": "one sentence"}]}""",
+    "merge": """Several readers compared plans that two writers had made, and each listed traits in which the writers differ:
+
+{lists}
+
+Make one list of at most {most} traits of these. Traits that mean the same become one; if too many are left, keep those that
+most readers found. No two traits may overlap or be each other's opposite, and none may mention a writer.
+Reply with one JSON object and nothing else:
+{"traits": [{"name": "two to six words", "description": "one sentence"}]}""",
+    "compare": """Two writers each made a plan before answering the same user. Say for each trait below which plan shows it more.
+
+# Conversation
+{conversation}
+
+{plans}
+
+# Traits
+{traits}
+
+Decide trait by trait. To show a trait is neither good nor bad, and a longer plan does not show more of it for its length
+alone. Say "1" if plan 1 shows the trait more, "2" if plan 2 does, "same" if both show it alike or neither does.
+Reply with one JSON object and nothing else, in which every trait has its key:
+{"comparison": "a few sentences", {keys}}""",
+}
+PLACEHOLDERS = {
+    "extract": Placeholders(("pairs",), ("most",)),
+    "merge": Placeholders(("lists",), ("most",)),
+    "compare": Placeholders(("conversation", "plans", "traits"), ("keys",)),
+}
+
+
+LONGEST_TRAIT = {"name": "x" * 80, "description": "x" * 400}  # in estimates
+
+
+def step_template(args: Args, step: str) -> str:
+    """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled in."""
+    file = Path(args.template) / f"{step}.txt"
+    if args.template and file.exists():
+        return read_template(str(file), PLACEHOLDERS[step])
+    return TEMPLATES[step]
+
+
+def step_request(args: Args, step: str, **fields: str) -> dict:
+    return shared.judge_request(args, fill_messages(step_template(args, step), fields))
+
+
+def show_conversation(pair: dict) -> str:
+    return "\n\n".join(f"{message['role'].upper()}: {message['content']}" for message in pair["messages"])
+
+
+def show_plans(pair: dict, model_is: int) -> str:
+    """Shows both plans between tags, as plans are full of headings; --generations' plan is `model_is`."""
+    plans = [pair["model"].strip(), pair["baseline"].strip()]
+    if model_is == 2:
+        plans.reverse()
+    return f"<plan 1>\n{plans[0]}\n</plan 1>\n\n<plan 2>\n{plans[1]}\n</plan 2>"
+
+
+def batches(args: Args, pairs: list[dict]) -> list[tuple[int, list[dict]]]:
+    """Returns for each call of the extraction which writer --generations is (1 or 2), and the pairs."""
+    rng = random.Random(args.seed)
+    drawn = []
+    for start in range(0, len(pairs), args.batch_pairs):
+        model_is = rng.choice((1, 2))
+        drawn.append((model_is, pairs[start : start + args.batch_pairs]))
+    return drawn
+
+
+def extract_requests(args: Args, pairs: list[dict]) -> list[dict]:
+    requests = []
+    for model_is, batch in batches(args, pairs):
+        parts = []
+        for number, pair in enumerate(batch, 1):
+            plans = show_plans(pair, model_is)
+            parts.append(f"# Conversation {number}\n{show_conversation(pair)}\n\n{plans}")
+        requests.append(step_request(args, "extract", pairs="\n\n".join(parts), most=str(args.max_traits)))
+    return requests
+
+
+def merge_request(args: Args, trait_lists: list[list[dict]]) -> dict:
+    parts = []
+    for number, traits in enumerate(trait_lists, 1):
+        lines = [f"- {trait['name']}: {trait['description']}" for trait in traits]
+        parts.append("\n".join([f"# Reader {number}", *lines]))
+    return step_request(args, "merge", lists="\n\n".join(parts), most=str(args.max_traits))
+
+
+def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[dict]:
+    """Returns two requests for each pair: --generations' plan first, then second."""
+    lines = []
+    keys = []
+    for number, trait in enumerate(traits, 1):
+        lines.append(f"T{number}. {trait['name']}: {trait['description']}")
+        keys.append(f'"T{number}": "..."')
+
+    requests = []
+    for pair in pairs:
+        for model_is in (1, 2):
+            fields = {
+                "conversation": show_conversation(pair),
+                "plans": show_plans(pair, model_is),
+                "traits": "\n".join(lines),
+                "keys": ", ".join(keys),
+            }
+            requests.append(step_request(args, "compare", **fields))
+    return requests
 
 
 def print_estimate(args: Args, extracted: list[dict], compared: list[dict], traits: list[dict]) -> None:
     """Prints calls, tokens and cost of every step; the longest possible traits stand in for unknown ones."""
-    longest_trait = {field: "x" * limit for field, limit in trait_judging.TRAIT_LIMITS.items()}
-    longest_list = [longest_trait] * args.max_traits
-    steps = {
-        "extract": trait_judging.extract_requests(args, extracted),
-        "merge": [],
-        "compare": trait_judging.compare_requests(args, compared, traits or longest_list),
-    }
-    if steps["extract"]:
-        steps["merge"] = [trait_judging.merge_request(args, [longest_list] * len(steps["extract"]))]
-    for name, requests in steps.items():
-        shared.print_estimate(args, requests, name)
+    longest_list = [LONGEST_TRAIT] * args.max_traits
+    extracting = extract_requests(args, extracted)
+    merging = []
+    if extracting:
+        merging = [merge_request(args, [longest_list] * len(extracting))]
+    shared.print_estimate(args, extracting, "extract")
+    shared.print_estimate(args, merging, "merge")
+    shared.print_estimate(args, compare_requests(args, compared, traits or longest_list), "compare")
+
+
+# --- 3. what it replies
+
+
+def read_traits(text: str, most: int) -> list[dict]:
+    """Returns the traits {name, description} of a reply or a file.
+
+    Raises ValueError if there are more than `most`, if one is incomplete, or if two share a name.
+    """
+    listed = read_object(text).get("traits")
+    if not isinstance(listed, list) or len(listed) > most:
+        raise ValueError(f"'traits' is not a list of at most {most}")
+    traits = []
+    for item in listed:
+        trait = {}
+        for field in ("name", "description"):
+            value = item.get(field) if isinstance(item, dict) else None
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError("a trait needs a 'name' and a 'description', both strings")
+            trait[field] = " ".join(value.split())
+        traits.append(trait)
+    names = {trait["name"].casefold() for trait in traits}
+    if len(names) < len(traits):
+        raise ValueError("two traits have the same name")
+    return traits
+
+
+def load_traits(path: str) -> dict:
+    """Reads a --traits file, at least {traits, prompts}; exits with 2 if it has no valid list of traits."""
+    try:
+        text = Path(path).read_text()
+        return {"prompts": [], **read_object(text), "traits": read_traits(text, most=100)}
+    except (ValueError, OSError) as error:
+        fail(f"--traits {path}: {error}")
+
+
+def read_verdicts(text: str, n_traits: int) -> list[str]:
+    """Returns which plan shows each trait more, "1", "2" or "same"; raises ValueError if one is missing."""
+    found = read_object(text)
+    found.pop("comparison", None)
+    keys = [f"T{number}" for number in range(1, n_traits + 1)]
+    if found.keys() != set(keys):
+        named = ", ".join(found)[:80] or "no trait"
+        raise ValueError(f"verdicts for {named}, not for T1 to T{n_traits}")
+    choices = []
+    for key in keys:
+        choice = found[key]
+        if type(choice) is int:  # a bool is another type
+            choice = str(choice)
+        if choice not in ("1", "2", "same"):
+            raise ValueError(f"a verdict is {str(choice)[:40]!r}")
+        choices.append(choice)
+    return choices
 
 
 def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     """Asks the judge for traits; returns {traits, prompts (the ids it saw), batches} for traits.json."""
-    parse = partial(trait_judging.read_traits, most=args.max_traits)
-    replies = shared.ask_judge(args, trait_judging.extract_requests(args, pairs), parse, run)
+    parse = partial(read_traits, most=args.max_traits)
+    replies = shared.ask_judge(args, extract_requests(args, pairs), parse, run)
     rows = []
-    for (model_is, batch), reply in zip(trait_judging.batches(args, pairs), replies, strict=True):
+    for (model_is, batch), reply in zip(batches(args, pairs), replies, strict=True):
         prompts = [pair["id"] for pair in batch]
         rows.append({"prompts": prompts, "model_is": model_is, "traits": reply.value, "invalid": reply.error})
 
     trait_lists = [row["traits"] for row in rows if row["traits"]]
-    n_invalid = sum(row["invalid"] != "" for row in rows)
-    print(
-        f"{len(trait_lists)} of {len(rows)} batches have traits; {n_invalid} replies are invalid", flush=True
-    )
+    print(f"{len(trait_lists)} of {len(rows)} batches have traits", flush=True)
     if not trait_lists:
         fail(f"no traits to merge; {run / 'judge.jsonl'} has what the judge said")
-    merged = shared.ask_judge(args, [trait_judging.merge_request(args, trait_lists)], parse, run)[0]
+    merged = shared.ask_judge(args, [merge_request(args, trait_lists)], parse, run)[0]
     if not merged.value:
         fail(
             f"the reply that merges the traits is invalid: {merged.error or 'no traits'}; "
@@ -297,14 +383,82 @@ def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> lis
     names = [trait["name"] for trait in traits]
 
     def parse(text: str) -> dict[str, str]:
-        return dict(zip(names, trait_judging.read_verdicts(text, len(names))))
+        return dict(zip(names, read_verdicts(text, len(names))))
 
-    replies = shared.ask_judge(args, trait_judging.compare_requests(args, pairs, traits), parse, run)
+    replies = shared.ask_judge(args, compare_requests(args, pairs, traits), parse, run)
     asked = [(pair["id"], model_is) for pair in pairs for model_is in (1, 2)]
     rows = []
     for (prompt_id, model_is), reply in zip(asked, replies, strict=True):
         rows.append({"id": prompt_id, "model_is": model_is, "choices": reply.value, "invalid": reply.error})
     return rows
+
+
+# --- 4. from verdicts to win rates
+
+
+def choice_value(choice: str, model_is: int) -> float:
+    """Returns 1, 0.5 or 0: the plan of --generations shows the trait more, alike or less."""
+    if choice == "same":
+        return 0.5
+    return float(choice == str(model_is))
+
+
+def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, seed: int) -> dict:
+    """Returns the win rate of each trait, and counts of prompts and replies.
+
+    Args:
+        rows: one for each reply, {id, model_is, choices ({trait: "1", "2" or "same"}, or None), invalid}.
+
+    Raises ValueError if no prompt has readable replies in both orders.
+    """
+    choices_by_prompt = {}  # and by order
+    errors = []
+    for row in rows:
+        choices_by_order = choices_by_prompt.setdefault(row["id"], {})
+        if row["choices"] is None:
+            errors.append(row["invalid"])
+        else:
+            choices_by_order[row["model_is"]] = row["choices"]
+    complete = [orders for orders in choices_by_prompt.values() if len(orders) == 2]
+    if not complete:
+        raise ValueError(
+            "no prompt has a readable reply in both orders; "
+            f"{len(errors)} of {len(rows)} replies are invalid, the first: {errors[0]}"
+        )
+
+    numbers_by_trait = {}
+    for trait in traits:
+        name = trait["name"]
+        values = []  # one row for each prompt: --generations' plan first, then second
+        for orders in complete:
+            values.append([choice_value(orders[1][name], 1), choice_value(orders[2][name], 2)])
+        numbers = score_trait(np.array(values), seed)
+        if len(errors) > max_invalid * len(rows):
+            numbers["withheld"] = numbers["win_rate"]
+            numbers["win_rate"] = None
+        numbers_by_trait[name] = {"description": trait["description"], **numbers}
+    return {
+        "n": len(complete),
+        "n_left_out": len(choices_by_prompt) - len(complete),
+        "n_replies": len(rows),
+        "n_invalid": len(errors),
+        "traits": numbers_by_trait,
+    }
+
+
+def score_trait(values: np.ndarray, seed: int) -> dict:
+    """Returns the numbers of one trait from values (prompts, 2 orders) of 0, 0.5 or 1."""
+    return {
+        "win_rate": float(values.mean()),
+        "interval": bootstrap(values.mean(axis=1), seed),
+        "wins": int((values == 1).sum()),
+        "ties": int((values == 0.5).sum()),
+        "losses": int((values == 0).sum()),
+        "flip_rate": float((values[:, 0] != values[:, 1]).mean()),
+    }
+
+
+# --- 5. the run
 
 
 def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
@@ -317,7 +471,7 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
         "judge": args.judge,
         "judge_url": shared.resolve_judge_url(args.judge, args.judge_url),
         "judge_max_tokens": args.judge_max_tokens,
-        "template": digest(trait_judging.step_template(args, "compare")),
+        "template": digest(step_template(args, "compare")),
         "traits": digest(traits),
         "prompts": digest([pair["messages"] for pair in pairs]),
         "baseline": digest([pair["baseline"] for pair in pairs]),
@@ -328,57 +482,8 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
     return {**judging, "hash": digest(judging)}
 
 
-def table(summary: dict) -> str:
-    """Returns a table with a line for each trait, the highest win rate first."""
-
-    def rate(item: tuple[str, dict]) -> float:
-        numbers = item[1]
-        return numbers.get("withheld", numbers["win_rate"])
-
-    lines = [f"{'trait':40}  win rate [95 % over prompts]    wins   ties  losses  flips"]
-    for name, numbers in sorted(summary["traits"].items(), key=rate, reverse=True):
-        shown = "none"
-        if numbers["win_rate"] is not None:
-            low, high = numbers["interval"]
-            shown = f"{numbers['win_rate']:.3f} [{low:.3f}, {high:.3f}]"
-        counts = f"{numbers['wins']:6} {numbers['ties']:6}  {numbers['losses']:6}"
-        lines.append(f"{name:40}  {shown:28}  {counts}  {numbers['flip_rate']:.3f}")
-    lines.append(
-        f"{summary['n']} prompts in both orders, {summary['n_left_out']} left out; "
-        f"{summary['n_invalid']} of {summary['n_replies']} replies invalid"
-    )
-    return "\n".join(lines)
-
-
-def index_rows(args: Args, summary: dict) -> list[dict]:
-    """Returns a line for each trait, for results/runs.csv."""
-    rows = []
-    for name, numbers in summary["traits"].items():
-        low, high = numbers["interval"]
-        rows.append(
-            {
-                "model": args.generations,
-                "benchmark": f"traits against {args.baseline}",
-                "temperature": args.temperature,
-                "n": summary["n"],
-                "n_invalid": summary["n_invalid"],
-                "judge": args.judge,
-                "fingerprint": summary["fingerprint"]["hash"],
-                "metric": name,
-                "value": numbers["win_rate"],
-                "low": low,
-                "high": high,
-            }
-        )
-    return rows
-
-
 def main(args: Args) -> None:
     # --- data, checked before anything is asked
-    for field, least in (("max_traits", 1), ("extract_pairs", 1), ("batch_pairs", 1), ("compare_pairs", 0)):
-        value = getattr(args, field)
-        if value < least:
-            fail(f"--{field.replace('_', '-')} {value}: use {least} or more")
     found = {"traits": [], "prompts": []}
     if args.traits:
         found = load_traits(args.traits)
@@ -386,13 +491,11 @@ def main(args: Args) -> None:
     reasons = Counter(f"{row['file']}: {row['reason']}" for row in dropped)
     print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(reasons)}")
     extracted, compared = split_pairs(args, pairs, found["prompts"])
-    if not args.judge or ".py:" in args.judge:
-        fail(f"--judge {args.judge!r}: name a model, or local:FOLDER")
     shared.check_judge(args)
-    check_templates(args)
+    if args.template and not Path(args.template).is_dir():
+        fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
+    print_estimate(args, extracted, compared, found["traits"])
     start = check_run(args, "traits", str(Path(args.generations).parent))
-    if args.dry_run:
-        print_estimate(args, extracted, compared, found["traits"])
     shared.try_judge(args, start.run)
     if args.dry_run:
         return
@@ -406,14 +509,19 @@ def main(args: Args) -> None:
     (run / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
     verdicts = compare(args, compared, traits, run)
     write_jsonl(run / "verdicts.jsonl", verdicts)
-    numbers = or_fail(trait_judging.score_verdicts, verdicts, traits, args.max_invalid, args.seed)
+    numbers = or_fail(score_verdicts, verdicts, traits, args.max_invalid, args.seed)
+    judging = fingerprint(args, traits, compared)
+    index = []
+    for name, of_trait in numbers["traits"].items():
+        row = index_row(args, f"traits against {args.baseline}", numbers, name, judging["hash"])
+        low, high = of_trait["interval"]
+        row |= {"model": args.generations, "value": of_trait["win_rate"], "low": low, "high": high}
+        index.append(row | {"temperature": args.temperature})
     summary = {
         "model": args.generations,
         "baseline": args.baseline,
         **numbers,
         "wording": describe_wording(args.template),
-        "fingerprint": fingerprint(args, traits, compared),
+        "fingerprint": judging,
     }
-    add_to_index(run, index_rows(args, summary))  # first, as a run with a summary is complete
-    write_summary(run, summary)
-    print(table(summary))
+    shared.save_results(run, summary, index)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import CUT_MARK, bootstrap, read_object, shorten, task_means
+from benchmarks.scoring import CUT_MARK, bootstrap, mean, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -81,33 +81,34 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
     verdicts = []
     for task in tasks:
         answer = answers[task["id"]]
-        verdict = {
+        common = {
             "id": task["id"],
             "primary_tag": task.get("primary_tag"),
             "secondary_tags": task.get("secondary_tags") or [],
             "output_len": len(answer),
         }
         if args.mode == "score":
-            texts = {"model_output": answer}
-            skipped = why_skipped(texts, args.mode, args.protocol)
-            verdicts.append({**verdict, "score": None, "skipped": skipped, "texts": texts})
+            verdicts.append(common | {"score": None, "texts": {"model_output": answer}})
             continue
         for name in args.references:
             reference = task["references"][name].strip()
-            sides = ["A", "B"]
+            sides = "AB"
             if args.orders == "random":
-                sides = [rng.choice("AB")]
+                sides = rng.choice("AB")
             for side in sides:
-                a, b = (answer, reference) if side == "A" else (reference, answer)
-                texts = {"candidate_A": a, "candidate_B": b}
+                texts = [answer, reference]
+                if side == "B":
+                    texts.reverse()
                 pair = {
                     "reference": name,
                     "model_is": side,
                     "reference_len": len(reference),
                     "choice": None,
-                    "skipped": why_skipped(texts, args.mode, args.protocol),
+                    "texts": dict(zip(("candidate_A", "candidate_B"), texts)),
                 }
-                verdicts.append({**verdict, **pair, "texts": texts})
+                verdicts.append(common | pair)
+    for verdict in verdicts:
+        verdict["skipped"] = why_skipped(verdict["texts"], args.mode, args.protocol)
     return verdicts
 
 
@@ -176,14 +177,14 @@ def read_verdict(text: str, mode: str) -> str:
     try:
         value = str(read_object(text).get(key))
     except ValueError as error:  # broken JSON: a value after the quoted key still counts if there is only one
+        is_whole = text.rstrip("`\n ").endswith("}")
         values = set(re.findall(rf'"{key}"\s*:\s*"?([^",}}\s]+)"?', text))
-        if len(values) != 1:
-            raise ValueError(f"{len(values)} values for {key!r}") from error
+        if len(values) != 1 or not is_whole:
+            raise ValueError(f"{len(values)} values for {key!r}, or half of the JSON") from error
         value = values.pop()
 
-    if mode == "reward":
-        is_valid = value in CHOICES
-    else:
+    is_valid = value in CHOICES
+    if mode == "score":
         is_valid = mark_value(value) is not None
     if not is_valid:
         raise ValueError(f"{key} is {value[:40]!r}")
@@ -226,49 +227,32 @@ def from_official_pair(row: dict, references: tuple[str, ...], where: str) -> di
         )
     reference = names[0]
     model = next(name for name in outputs if name != reference)
+    lengths = {}
+    for name, text in outputs.items():
+        lengths[name] = 0 if text == OFFICIAL_EMPTY else len(text)
     sides = {row.get("model_A"): "A", row.get("model_B"): "B"}
-    skipped = ""
-    if any(text.endswith(CUT_MARK) for text in outputs.values()):
-        skipped = "cut"
-    if OFFICIAL_EMPTY in outputs.values():
-        skipped = "empty"
     return {
         "session_id": row["session_id"],
         "model": model,
         "reference": reference,
         "choice": (row.get("parsed_result") or {}).get("choice"),
         "model_is": sides.get(model),
-        "output_len": official_length(outputs[model]),
-        "reference_len": official_length(outputs[reference]),
-        "skipped": skipped,
+        "output_len": lengths[model],
+        "reference_len": lengths[reference],
+        "skipped": "cut" if any(text.endswith(CUT_MARK) for text in outputs.values()) else "",
     }
 
 
-def official_length(text: str) -> int:
-    """Returns the length of an answer as the judge read it; 0 if the official tool put its mark of an empty one."""
-    if text == OFFICIAL_EMPTY:
-        return 0
-    return len(text)
-
-
-def from_official_mark(row: dict, where: str) -> dict:
-    """Returns the fields of a WB-Score verdict that a stored row lacks; some official files have a list of one text.
-
-    Raises ValueError if there is no text.
-    """
+def from_official_mark(row: dict) -> dict:
+    """Returns the fields of a WB-Score verdict that a stored row lacks; some official files have a list of one text."""
     text = row["model_output"]
-    if isinstance(text, list) and text:
+    if isinstance(text, list):
         text = text[0]
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: model_output is neither a text nor a list of texts")
     official = row.get("parsed_result") or {}  # where the official files have the mark
-    skipped = ""
-    if text.endswith(CUT_MARK):
-        skipped = "cut"
     return {
         "score": row.get("score", official.get("score")),
         "output_len": len(text.strip()),
-        "skipped": skipped,
+        "skipped": "cut" if text.endswith(CUT_MARK) else "",
     }
 
 
@@ -319,18 +303,17 @@ def score_verdicts(
 
     Raises ValueError if no verdict can be read under `official`.
     """
-    read = [value_or_none(row, mode, margin) for row in rows]
-    skipped = [protocol == "official" and lacks_text(row, mode) for row in rows]
     scored = []  # (row, value) of all verdicts that count
     judged = []  # those of them that the board does not skip
     n_invalid = 0
-    for row, value, is_skipped in zip(rows, read, skipped):
+    for row in rows:
+        is_skipped = protocol == "official" and lacks_text(row, mode)
+        value = value_or_none(row, mode, margin)
         if is_skipped and mode == "reward":
-            scored.append((row, 0.0))
-            continue
-        if value is None:
+            value = 0.0
+        elif value is None:
             n_invalid += 1
-            if protocol != "paper":
+            if protocol == "official":
                 continue
             value = WORST[mode]
         scored.append((row, value))
@@ -342,30 +325,28 @@ def score_verdicts(
     values = [value for _, value in scored]
     tasks = [row["id"] for row, _ in scored]
     means = task_means(values, tasks)
-    means_of_judged = task_means([value for _, value in judged], [row["id"] for row, _ in judged])
     low, high = bootstrap(values, seed, tasks=tasks)
     lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
     numbers = {
-        f"wb_{mode}": scale(float(np.mean(values)), mode),
+        f"wb_{mode}": scale(mean(values), mode),
         "interval": [scale(low, mode), scale(high, mode)],
         "task_means": {f"wb_{mode}": {task: scale(value, mode) for task, value in means.items()}},
         "n": len(rows),
         "n_invalid": n_invalid,
         "n_tasks": len(means),
-        "length": float(np.mean(lengths)) if lengths else 0.0,
+        "length": mean(lengths) or 0.0,
         "n_empty": len(rows) - len(lengths),
-        "n_skipped": sum(skipped),
-        **score_groups(rows, means_of_judged, mode),
+        "n_skipped": sum(protocol == "official" and lacks_text(row, mode) for row in rows),
+        **score_groups(judged, mode),
     }
-    if n_invalid and protocol == "paper":
-        numbers["note"] = f"{n_invalid} unreadable verdicts count as the worst one (--protocol paper)"
     if mode == "reward":
-        numbers |= count_sides(judged)
-        numbers["flip_rate"] = flip_rate(rows, read)
-        references = {row.get("reference") for row in rows} - {None}
-        if len(references) > 1:  # the official mixture is the mean over references
-            numbers["references"] = score_references(scored)
-            numbers["wb_reward"] = float(np.mean(list(numbers["references"].values())))
+        values_of_judged = [value for _, value in judged]
+        numbers |= {side: values_of_judged.count(value) for side, value in SIDES.items()}
+        references = [row.get("reference") for row, _ in scored]
+        if len(set(references)) > 1:  # the official mixture is the mean over references
+            by_reference = task_means(values, references)
+            numbers["references"] = {name: scale(value, mode) for name, value in sorted(by_reference.items())}
+            numbers["wb_reward"] = mean(numbers["references"].values())
     return numbers
 
 
@@ -386,24 +367,23 @@ def value_or_none(row: dict, mode: str, margin: int) -> float | None:
     return mark_value(row["score"])
 
 
-def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
+def score_groups(judged: list[tuple[dict, float]], mode: str) -> dict:
     """Returns the scores of the task groups, and their macro average if every group has tasks.
 
-    A task counts once for each of its tags, as in the official tools.
+    A task counts once in every group that one of its tags belongs to, as in the official tool since its commit 58bbf16
+    of June 2024.
     """
-    tags_by_task = {}
-    for row in rows:
-        if row.get("primary_tag"):
-            tags_by_task[row["id"]] = {row["primary_tag"], *(row.get("secondary_tags") or [])}
-
     groups = {}
     for group, (_, group_tags) in GROUPS.items():
         values = []
-        for task, tags in tags_by_task.items():
-            if task in means:
-                values += [means[task]] * len(tags.intersection(group_tags))
+        tasks = []
+        for row, value in judged:
+            tags = [row.get("primary_tag"), *(row.get("secondary_tags") or [])]
+            if not set(group_tags).isdisjoint(tags):
+                values.append(value)
+                tasks.append(row["id"])
         if values:
-            groups[group] = scale(float(np.mean(values)), mode)
+            groups[group] = scale(mean(task_means(values, tasks).values()), mode)
     macro = None
     if len(groups) == len(GROUPS):
         macro = macro_average(groups)
@@ -412,68 +392,25 @@ def score_groups(rows: list[dict], means: dict[str, float], mode: str) -> dict:
 
 def macro_average(groups: dict[str, float]) -> float:
     """Returns the weighted mean of the five groups' scores, the official board's task-macro score."""
-    weights = {group: GROUPS[group][0] for group in groups}
-    weighted_sum = sum(groups[group] * weight for group, weight in weights.items())
-    return weighted_sum / sum(weights.values())
-
-
-def count_sides(judged: list[tuple[dict, float]]) -> dict[str, int]:
-    values = [value for _, value in judged]
-    return {side: values.count(side_value) for side, side_value in SIDES.items()}
-
-
-def flip_rate(rows: list[dict], read: list[float | None]) -> float | None:
-    """Returns the share of pairs of answers whose two orders disagree; None without pairs.
-
-    A winner in one order and a tie in the other are a disagreement too.
-    """
-    winners: dict[tuple, dict[str, float]] = {}
-    for row, value in zip(rows, read):
-        if value is not None:
-            pair = (row["id"], row.get("reference"))
-            winners.setdefault(pair, {})[row["model_is"]] = float(np.sign(value))
-    flips = [sides["A"] != sides["B"] for sides in winners.values() if len(sides) == 2]
-    if not flips:
-        return None
-    return float(np.mean(flips))
-
-
-def score_references(scored: list[tuple[dict, float]]) -> dict[str, float]:
-    """Returns WB-Reward against each named reference that has verdicts."""
-    values_by_reference: dict[str, list[float]] = {}
-    for row, value in scored:
-        if row.get("reference"):
-            values_by_reference.setdefault(row["reference"], []).append(value)
-    return {
-        reference: scale(float(np.mean(values)), "reward")
-        for reference, values in sorted(values_by_reference.items())
-    }
+    weights = [weight for weight, _ in GROUPS.values()]
+    return float(np.average([groups[group] for group in GROUPS], weights=weights))
 
 
 # --- 4. a judge program instead of a model
 
 
 def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list[dict]) -> list[dict]:
-    """Returns the rows with `score` (None if the program fails), `checks` and `invalid` (why it failed).
-
-    It also fails if its checks have other names than those of the first row, as they could not be averaged.
-    """
+    """Returns the rows with `score` (None if the program fails), `checks` and `invalid` (why it failed)."""
     verdicts = []
-    first_names = None
     for row in generations:
         response = row["response"] if row["status"] == "ok" else ""
         try:
             result = judge(row["messages"], response)
-            score = float(result["score"])
             checks = {name: bool(passed) for name, passed in result["checks"].items()}
-            if first_names is None:
-                first_names = checks.keys()
-            if checks.keys() != first_names:
-                raise ValueError(f"its checks are {list(checks)}, those of the first row {list(first_names)}")
-            verdict = {"score": score, "checks": checks, "invalid": ""}
+            verdict = {"score": float(result["score"]), "checks": checks, "invalid": ""}
         except Exception as error:  # whatever a user's program raises: the other rows keep their scores
             verdict = {"score": None, "checks": {}, "invalid": f"{type(error).__name__}: {error}"}
-        verdicts.append({**row, **verdict})
+        verdicts.append(row | verdict)
     return verdicts
 
 
@@ -494,17 +431,18 @@ def score_program(rows: list[dict], seed: int = 0) -> dict:
     standard_error = None
     if len(scores) > 1:
         standard_error = float(np.std(scores, ddof=1) / len(scores) ** 0.5)
-    check_means = {}
-    for name in judged[0]["checks"]:
-        check_means[name] = float(np.mean([row["checks"][name] for row in judged]))
+    passed = {}  # by check
+    for row in judged:
+        for name, value in row["checks"].items():
+            passed.setdefault(name, []).append(value)
     return {
-        "score": float(np.mean(scores)),
+        "score": mean(scores),
         "interval": bootstrap(scores, seed),
         "task_means": {"score": {row["id"]: row["score"] for row in judged}},
         "standard_error": standard_error,
-        "all_checks": float(np.mean([all(row["checks"].values()) for row in judged])),
+        "all_checks": mean(all(row["checks"].values()) for row in judged),
         "n": len(rows),
         "n_tasks": len(judged),
         "n_invalid": len(rows) - len(judged),
-        "checks": check_means,
+        "checks": {name: mean(values) for name, values in passed.items()},
     }

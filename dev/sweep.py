@@ -86,7 +86,7 @@ def train_until(block: reproduce.Block, seed: int, step: int, args: reproduce.Ar
 
 
 def find_training(row: reproduce.Block, blocks: dict[str, reproduce.Block], stop_at: int) -> reproduce.Block:
-    """Returns the block that trains a row: its own, or for the paper's rows the stage of the same name.
+    """Returns the block that trains a row.
 
     Exits with 2 if its training does not measure gold on held-out prompts.
     """
@@ -129,14 +129,14 @@ def main(args: Args) -> None:
     by_row = reproduce.Args(
         table=args.table, row=args.row, seeds=args.seeds, results=args.results, lanes=args.lanes
     )
-    root = reproduce.root_of(by_row, args.table)
     blocks = reproduce.read_blocks()
     wanted = reproduce.wanted_blocks(by_row, reproduce.table_rows(blocks))
+    root = args.results / wanted[0].folder
     training = find_training(wanted[0], blocks, args.stop_at)
 
     # --- 1. what the row's training starts from
     jobs = reproduce.plan(by_row, [training], blocks, root)
-    reproduce.check_inputs(jobs, blocks, root)
+    reproduce.check_inputs(jobs, blocks, by_row, root)
     before = [job for job in jobs if job.block != training.name]
     reproduce.run_jobs(before, blocks, by_row, root)
 

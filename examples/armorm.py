@@ -2,8 +2,8 @@
 
     python -m examples.armorm               # scores the example of the model card, as a check; 15 GB of weights
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
-        --preset table4/llama3.1-8b-rlmt-armorm --model results/sft-think/model \\
-        --prompts data/wildchat_if.jsonl --out results/rlmt-armorm      # --rewards examples/armorm.py:armorm:1
+        --preset paper --rewards examples/armorm.py:armorm:1 --model results/sft-think/model \\
+        --out results/rlmt-armorm
 
 The model comes with code for its head, which is not run here. A Llama trunk gives hidden states h:
 
@@ -25,7 +25,6 @@ from pathlib import Path
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import closing_ids, load_tokenizer, without_control
 from rlmt.model import load_weights
-from rlmt.watchdog import beat
 import huggingface_hub
 import torch
 from accelerate import PartialState
@@ -122,7 +121,6 @@ class ArmoRM:
     @torch.inference_mode()
     def forward(self, rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the rewards and their gates, both (B, objectives), of rows (token ids, end of prompt)."""
-        beat()
         device = self.trunk.device
         width = max(len(ids) for ids, _ in rows)
         padded = torch.zeros(len(rows), width, dtype=torch.long, device=device)

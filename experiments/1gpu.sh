@@ -28,11 +28,16 @@ evaluate() {
 
 # --- The inputs of every stage, before anything is trained
 
-case $MODEL in # from which the preset of the warm start begins
+case $MODEL in
   qwen2.5-0.5b) base=Qwen/Qwen2.5-0.5B ;;
   qwen2.5-1.5b) base=Qwen/Qwen2.5-1.5B ;;
   llama3.2-1b) base=meta-llama/Llama-3.2-1B ;;
-  *) echo "error: MODEL=$MODEL: use qwen2.5-0.5b, qwen2.5-1.5b or llama3.2-1b; others have no preset of GRPO" >&2 && exit 2 ;;
+  *) echo "error: MODEL=$MODEL: use qwen2.5-0.5b, qwen2.5-1.5b or llama3.2-1b, whose sizes fit these cards" >&2 && exit 2 ;;
+esac
+case $CARD/$MODEL in # how the warm start fits the card
+  24gb/qwen2.5-0.5b) SFT="--learning-rate 1e-5" ;;
+  24gb/llama3.2-1b) SFT="--optim adamw_8bit --learning-rate 1e-5" ;;
+  *) SFT="--preset $CARD" ;;
 esac
 inputs="$TRACES $PROMPTS"
 if [[ " $BENCHMARKS " == *" mmlu_redux "* ]]; then
@@ -53,10 +58,10 @@ MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base
 
 # --- Warm start, with thinking and without
 
-$LAUNCH train_sft_warmstart.py --preset "$CARD/$MODEL-sft-think" --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
+$LAUNCH train_sft_warmstart.py $SFT --model "$base" --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
   --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-sft-think-s$SEED" --resume
 
-$LAUNCH train_sft_warmstart.py --preset "$CARD/$MODEL-sft-plain" --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
+$LAUNCH train_sft_warmstart.py $SFT --model "$base" --think-format plain --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
   --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED" --resume
 
 if [ -n "$DRY_RUN" ]; then exit; fi # what follows starts from the models of these two
@@ -68,11 +73,11 @@ MAX_TOKENS=4096 evaluate "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$
 
 # --- GRPO from them, with LoRA
 
-$LAUNCH train_grpo.py --preset "$CARD/$MODEL-rlmt" --prompts "$PROMPTS" --report-to "$REPORT_TO" \
+$LAUNCH train_grpo.py --preset "$CARD" --prompts "$PROMPTS" --report-to "$REPORT_TO" \
   --model "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-rlmt-s$SEED" --resume
 
-$LAUNCH train_grpo.py --preset "$CARD/$MODEL-rlhf" --prompts "$PROMPTS" --report-to "$REPORT_TO" \
+$LAUNCH train_grpo.py --preset "$CARD" --think-format plain --prompts "$PROMPTS" --report-to "$REPORT_TO" \
   --model "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" \
   --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-rlhf-s$SEED" --resume
 

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from scipy import stats
@@ -59,6 +60,7 @@ REWARDS_COLUMNS = {
     "format ok": ("format_ok", 1.0, ()),
 }
 COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
+OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
 NO_LINES = pd.DataFrame()  # of a cell that has not run
 
 VARIANCE = (
@@ -206,16 +208,19 @@ def printed_cells(table: str, row: str) -> pd.DataFrame:
     return printed[(printed["table"] == table) & (printed["row"] == row.removesuffix(AS_RELEASED))]
 
 
-def evaluations_of(table: str, row: str) -> list[str]:
-    """Lists the evaluations, as evaluate.sh calls them, whose numbers a row has in a table of the paper."""
-    columns = printed_cells(table, row)["benchmark"]
-    return [BENCHMARKS[column][0] for column in columns if column in BENCHMARKS]
+class OwnCell(NamedTuple):
+    """A cell of a row that the paper does not have."""
+
+    table: str
+    benchmark: str
+    value: float = math.nan
 
 
 def paper_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column.
 
-    `rows` names the rows of experiments/: those as released stand above what the paper prints.
+    `rows` names the rows of experiments/: those as released stand above what the paper prints, those of the user's own
+    below it, with every column of the table and without a printed number.
     """
     lines_of = dict(list(index.groupby(["row", "evaluation", "metric"])))
     lines = []
@@ -226,6 +231,12 @@ def paper_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFram
     printed = printed_numbers()
     for cell in printed[printed["table"] == table].itertuples():
         lines.append(cell_line(cell, cell.row, cell.section, lines_of))
+    columns = list(printed.loc[printed["table"] == table, "benchmark"].unique()) or list(BENCHMARKS)
+    for row in rows:
+        if printed_cells(table, row).empty:
+            for column in columns:
+                cell = OwnCell(table, column)
+                lines.append(cell_line(cell, row, "own", lines_of))
     add_averages(lines)
     return pd.DataFrame(lines)
 
@@ -320,10 +331,13 @@ def intervals(cell, digits: int) -> str:
 
 
 def paper_cell(cell) -> str:
-    """Writes `ours ± intervals (paper's)`, or the paper's number alone, in brackets."""
-    if pd.isna(cell.ours):
-        return f"({cell.paper:g})"
-    return f"{cell.ours:.1f}{intervals(cell, digits=1)} ({cell.paper:g})"
+    """Writes `ours ± intervals (paper's)`, each where there is one."""
+    text = ""
+    if not pd.isna(cell.ours):
+        text = f"{cell.ours:.1f}{intervals(cell, digits=1)} "
+    if not pd.isna(cell.paper):
+        text += f"({cell.paper:g})"
+    return text.strip()
 
 
 def paper_markdown(table: pd.DataFrame) -> str:
@@ -341,12 +355,12 @@ def paper_markdown(table: pd.DataFrame) -> str:
 
 
 def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
-    """Builds the table `toy` or `rewards`: one line a row and column."""
+    """Builds a table of toy rows: one line a row and column."""
     lines_of = dict(list(index.groupby("row")))
     lines = []
     for row in rows:
         of_row = lines_of.get(row, index[:0])
-        for column, (metric, temperature, tasks) in COLUMNS[table].items():
+        for column, (metric, temperature, tasks) in COLUMNS.get(table, OWN_COLUMNS).items():
             same = (of_row["metric"] == metric) & (of_row["temperature"] == temperature)
             if tasks:
                 same &= of_row["benchmark"].isin(tasks)
@@ -393,36 +407,40 @@ def toy_rows(table: pd.DataFrame, rows: list[str], columns: tuple[str, ...]) -> 
 # --- 4. all of them
 
 
-def render(results: Path, rows: dict[str, list[str]]) -> dict[str, str]:
+def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the rows of each table. Below a table it says what the intervals cover, and which columns hold
-    rows that were not judged alike; these are warned of as well.
+    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them. Below a table it says what the
+    intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    index = read_index(results)
-    toy_index = read_index(results / "toy")
+    indices = {}
     texts = {}
-    for table in rows:
-        if table in COLUMNS:
+    for table, blocks in rows.items():
+        first = next(iter(blocks.values()))
+        if first.folder not in indices:
+            indices[first.folder] = read_index(results / first.folder)
+        index = indices[first.folder]
+        is_toy = first.evaluations == ["gold"]
+        if is_toy:
             name = table
-            numbers = toy_table(table, rows[table], toy_index)
+            numbers = toy_table(table, list(blocks), index)
             rounded = numbers.round(4)
             markdown = toy_markdown(numbers)
         else:
             name = f"table{table}"
-            numbers = paper_table(table, rows[table], index)
+            numbers = paper_table(table, list(blocks), index)
             rounded = numbers
             markdown = paper_markdown(numbers)
 
         rounded.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
         notes = [VARIANCE]
-        if table not in COLUMNS:
+        if not is_toy:
             notes.insert(0, PRINTED)
         if numbers["benchmark"].isin(AVERAGES).any():
             notes.append(AVERAGED)
-        if table not in COLUMNS:
+        if not is_toy:
             notes += wordings(numbers)
         if numbers["n"].notna().any():
             notes.append(counts(numbers))

@@ -18,11 +18,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification
 
-import rewards
 from rlmt.chat import context_length, load_config, load_tokenizer
 from rlmt.model import (
     Policy,
-    check_weights,
     clip_gradients,
     collate,
     compute_reference_logprobs,
@@ -33,8 +31,8 @@ from rlmt.model import (
     prepare_trained,
 )
 from rlmt.run import load_function
-from rlmt.watchdog import beat
-from utils import compute_dtype, fail, or_fail
+from utils import compute_dtype, fail
+from rewards import read_parts
 from rewards.preference import TOKENS_PER_BATCH, longest_first
 
 MAX_GRAD_NORM = 1.0  # of the model behind `prime`
@@ -124,7 +122,6 @@ class ProcessReward:
         options: dict,
         weight: float,
         policy_tokenizer,
-        tokens_per_batch: int,
         device: torch.device,
         dtype: str = "auto",
     ):
@@ -136,7 +133,7 @@ class ProcessReward:
         if ".py:" in source:
             self.function = load_function(source)
             return
-        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
+        self.tokens_per_batch = TOKENS_PER_BATCH[device.type]
         self.tokenizer = load_tokenizer(source)
         self.separator_ids = self._ids(options["separator"])
         model, _ = load_weights(AutoModelForTokenClassification, source, compute_dtype(dtype))
@@ -191,7 +188,6 @@ class ProcessReward:
         ids = pad_sequence(rows, batch_first=True).to(self.device)
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(self.device)
         logits = self.model(input_ids=ids, attention_mask=mask).logits.float()
-        beat()
         return logits.softmax(-1)[..., 1].cpu()
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,7 +272,6 @@ class ImplicitReward:
         sums = torch.zeros(2, device=accelerator.device)  # loss, right predictions
         batches = micro_batches(completions, self.args.micro_batch_tokens, accelerator)
         for i, members in enumerate(batches):
-            beat()
             batch = collate(members, self.pad_token_id, accelerator.device)
             inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
             verdicts = [completion.correct for completion in members]
@@ -316,25 +311,8 @@ class ImplicitReward:
 # --- what the command line asks for
 
 
-def check(args, has_reference: bool) -> None:
-    """Exits with 2 for dense rewards that cannot be; loads no model."""
-    spec = or_fail(rewards.parse_spec, args.rewards)
-    names = [name for name, _ in spec]
-    options = or_fail(rewards.reward_options, args)
-    if "process" in names:
-        _check_process_model(options["process"]["model"])
-    if "prime" not in names:
-        return
-    if not any(name in rewards.VERIFIERS for name in names):
-        fail(f"--rewards prime learns from what is right; add one of {', '.join(rewards.VERIFIERS)}")
-    if not has_reference:
-        fail(
-            "--rewards prime compares with the reference model, which --beta 0 leaves out, and --kl none of PPO; "
-            "give a small weight"
-        )
-
-
-def _check_process_model(source: str) -> None:
+def check_process_model(source: str) -> None:
+    """Exits with 2 unless `process` can judge steps by a model or function; loads no weights."""
     if not source:
         fail(
             "--rewards process needs --reward-args process.model=MODEL: "
@@ -351,19 +329,18 @@ def _check_process_model(source: str) -> None:
             f"--reward-args process.model={source}: {architecture} with {config.num_labels} labels; "
             "it must be a token classifier with two, wrong and right, or file.py:function"
         )
-    check_weights(AutoModelForTokenClassification, source)
 
 
-def load(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
+def load_dense(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
     """Loads the dense rewards in `args.rewards`. `folder`: the checkpoint of a resumed run."""
-    options = or_fail(rewards.reward_options, args)
     sources = []
-    for name, weight in or_fail(rewards.parse_spec, args.rewards):
-        if name == "process":
-            n_tokens = args.reward_tokens_per_batch
-            source = ProcessReward(options[name], weight, tokenizer, n_tokens, accelerator.device, args.dtype)
+    for part in read_parts(args):
+        if part.name == "process":
+            source = ProcessReward(part.options, part.weight, tokenizer, accelerator.device, args.dtype)
             sources.append(source)
-        elif name == "prime":
-            source = ImplicitReward(args, weight, options[name], folder, reference, tokenizer, accelerator)
+        elif part.name == "prime":
+            source = ImplicitReward(
+                args, part.weight, part.options, folder, reference, tokenizer, accelerator
+            )
             sources.append(source)
     return sources

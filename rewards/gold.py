@@ -8,37 +8,30 @@ import math
 import numbers
 from pathlib import Path
 
-import pandas as pd
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
-from rlmt.watchdog import beat
 from utils import or_fail
-from rewards.judged import judge_mark
 from rewards.preference import RewardModel
 
 
-def check(args) -> None:
-    """Exits with 2 if `load_gold` could not load `args.gold`. It may be empty."""
+def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
+    """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be empty.
+
+    `n_completions`: those of a step, or of a round of DPO.
+    """
     if args.gold.startswith("judge:"):
         _judge_endpoint(args, Path())
+        accelerator.print(
+            f"--gold: its judge is asked about every training completion, {n_completions} calls per step"
+        )
     elif ".py:" in args.gold:
         load_function(args.gold)
     elif args.gold:
         or_fail(RewardModel.check, args.gold, "", "response", "plain")
-
-
-def announce_judge(args, n_completions: int, accelerator: Accelerator) -> None:
-    """Prints how often a judge of --gold will be asked, where a step has `n_completions`."""
-    if args.gold.startswith("judge:"):
-        accelerator.print(
-            f"--gold: its judge is asked about every training completion, {n_completions} calls a step, "
-            f"{args.steps * n_completions} in all"
-        )
 
 
 def try_judge(args, run: Path) -> None:
@@ -47,6 +40,8 @@ def try_judge(args, run: Path) -> None:
     `run`: the folder of its replies, whose cost counts in the budget.
     """
     if args.gold.startswith("judge:") and PartialState().is_main_process:
+        from rlmt.endpoint import try_endpoint
+
         try_endpoint(_judge_endpoint(args, run), "--gold", args.dry_run)
 
 
@@ -73,9 +68,8 @@ def _function_as_gold(function):
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
         values = []
         for messages, response in zip(prompts, responses, strict=True):
-            beat()
             value = function(messages, response)
-            if isinstance(value, numbers.Real):  # scorer.set_gold refuses anything else
+            if isinstance(value, numbers.Real):  # scorer.gold_of refuses anything else
                 value = float(value)
             values.append(value)
         return values
@@ -85,6 +79,8 @@ def _function_as_gold(function):
 
 def _judge_as_gold(args, run: Path):
     """Returns the function of `load_gold` that asks a judge."""
+    from rewards.judged import judge_mark
+
     judge = _judge_endpoint(args, run)
 
     def measure(prompts: list[list[dict]], responses: list[str]) -> list[float]:
@@ -97,8 +93,10 @@ def _judge_as_gold(args, run: Path):
     return measure
 
 
-def _judge_endpoint(args, run: Path) -> Endpoint:
+def _judge_endpoint(args, run: Path):
     """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
+
     name, _, url = args.gold.removeprefix("judge:").partition("@")
     state = PartialState()
     return Endpoint(
@@ -168,6 +166,8 @@ def log_held_out(run: Path, step: int, rows: list[dict], truncated: float | None
 
 def _means(rows: list[dict]) -> dict[str, float | None]:
     """Averages completion rows. None where nothing is known."""
+    import pandas as pd
+
     table = pd.json_normalize(rows)
     good_format = table["status"] == "ok"
     gold = table["rewards.gold"].astype(float)  # missing where a judge failed
@@ -187,8 +187,10 @@ def _means(rows: list[dict]) -> dict[str, float | None]:
     return line
 
 
-def _gold_by_prompt(rows: list[dict]) -> pd.Series:
-    """Returns the gold of the completions in good format, which alone have a proxy."""
+def _gold_by_prompt(rows: list[dict]):
+    """Returns the gold of the completions in good format, which alone have a proxy, as a series by prompt."""
+    import pandas as pd
+
     gold = {row["id"]: row["rewards"]["gold"] for row in rows if row["status"] == "ok"}
     return pd.Series(gold, dtype=float)  # missing where a judge failed
 

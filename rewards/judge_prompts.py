@@ -23,17 +23,6 @@ PROMPTS = {
         "1 to 2 is useless or wrong, 3 to 4 poor, 5 to 6 fair, 7 to 8 good, 9 to 10 excellent. Reply "
         'with one JSON object and nothing else: {"reason": "...", "mark": a number from 1 to 10}'
     ),
-    "digit": (
-        "Judge how well an assistant answered the last message of a user: correct, complete, relevant, "
-        "clear, safe. " + NO_MERIT + "\n\n"
-        "{$case}\n\n"
-        "Reply with one digit and nothing else, from 1 (useless) to 9 (excellent)."
-    ),
-    "yes": (
-        "An assistant answered the last message of a user. " + NO_MERIT + "\n\n"
-        "{$case}\n\n"
-        "{$question} Reply with one word, yes or no."
-    ),
     "pair": (
         "Two assistants answered the last message of the same user. Which answer serves the user better? "
         + NO_MERIT
@@ -51,15 +40,6 @@ PROMPTS = {
         'Reply with one JSON object and nothing else, a key for every number: {"1": "yes if the answer '
         'meets it, else no", "2": ...}'
     ),
-    "rubric_mark": (
-        "Mark an assistant's answer to the last message of a user from 1 to 10, by the criteria and "
-        "weights below. " + NO_MERIT + "\n\n"
-        "{$case}\n\n"
-        "The criteria:\n"
-        "{$rubric}\n\n"
-        'Reply with one JSON object and nothing else: {"reason": "...", "mandatory_met": "yes if every '
-        'mandatory criterion is met or there is none, else no", "mark": a number from 1 to 10}'
-    ),
     "write": (
         "Write the criteria that tell good answers to the last message of this user from bad ones. The "
         "reference is one good answer.\n\n"
@@ -70,4 +50,3 @@ PROMPTS = {
         '{"criteria": [{"criterion": "...", "importance": "..."}, ...]}'
     ),
 }
-QUESTION = "Is the answer correct, and does it do what the user asked?"

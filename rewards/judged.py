@@ -1,26 +1,43 @@
-"""Rewards from a judge, a model behind an endpoint: judge_mark, judge_yes, pairwise, rubric, factual.
+"""Rewards from a judge, a model behind an endpoint: judge_mark, pairwise, rubric, factual.
 
 `write_rubrics` makes the data of `rubric`. A judge that fails or cannot be read gives None, never a low
 score. An empty response gets the lowest value without a call, so that it is no way out of a low mark. A row that
 gets a floor instead of its reward (`gets_floor`) is judged by nobody and has no value.
 
 A judge that thinks first needs room for it: `judge_max_tokens`, the limit of its reply, is an option of every
-reward that reads a whole reply. judge_yes, and judge_mark with `expected`, read its first token alone, so they
-need a judge that does not think.
+reward.
 """
 
 import json
 import re
 from collections import defaultdict
 from contextlib import suppress
-from math import exp, isfinite, tanh
+from pathlib import Path
 from typing import Literal
 
-from rlmt.endpoint import Endpoint, Reply, has_no_reply
-from rewards.judge_prompts import PROMPTS, QUESTION
+from rlmt.endpoint import Endpoint, Reply, call_timeout, has_no_reply
+from rewards.judge_prompts import PROMPTS
 from rewards.shared import Values, has_field, in_groups, verified_values
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
+
+
+def judge_endpoint(args, parts: list, run: Path) -> Endpoint:
+    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key.
+
+    A judge that may write a long reply, as one that thinks, gets more time for it.
+    """
+    longest_reply = max(part.options.get("judge_max_tokens", 0) for part in parts if "judge" in part.asks)
+    return Endpoint(
+        args.judge,
+        run / "judge.jsonl",
+        args.judge_url,
+        timeout=call_timeout(longest_reply),
+        budget=args.budget,
+        price=args.price,
+        key_env=args.key_env,
+    )
+
 
 # --- 1. what a judge reads
 
@@ -123,15 +140,6 @@ def _ask_values(
     return [None if reply is None else reply.value for reply in replies]
 
 
-def _ask_for_token(
-    judge: Endpoint, prompt: str, asked: list[str | None], words: str, texts: list[dict] | None = None
-) -> list[dict[str, float] | None]:
-    """Returns `token_shares` of the words for each case."""
-    request = {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": 20}
-    replies = _ask(judge, prompt, asked, texts=texts, **request)
-    return [token_shares(reply, words) for reply in replies]
-
-
 # --- 2. what a judge says
 
 
@@ -172,25 +180,6 @@ def read_mark(found: dict) -> float:
     return float(number)
 
 
-def token_shares(reply: Reply | None, words: str) -> dict[str, float] | None:
-    """Returns the probabilities of some words as the first token, scaled to a sum of 1.
-
-    None if there are no log-probabilities, or if the words together have a probability below a half.
-    """
-    shares = dict.fromkeys(words.split(), 0.0)
-    try:
-        for top in reply.choice["logprobs"]["content"][0]["top_logprobs"]:
-            word = top["token"].strip().lower()
-            if word in shares:
-                shares[word] += exp(top["logprob"])
-    except (AttributeError, LookupError, TypeError, OverflowError):  # no reply, no case, or another form
-        return None
-    total = sum(shares.values())
-    if not isfinite(total) or total < 0.5:
-        return None
-    return {word: share / total for word, share in shares.items()}
-
-
 # --- 3. the rewards
 
 
@@ -219,45 +208,17 @@ def factual(
     return verified_values(rows, shares, value, no_eos)
 
 
-def judge_mark(
-    rows: list[dict], judge: Endpoint, expected: bool = False, judge_max_tokens: int = REPLY_TOKENS
-) -> Values:
+def judge_mark(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
     """Returns the judge's mark (1 to 10) divided by 10 (Olmo 3, 2512.13961); 0 for an empty response.
 
-    The judge sees `reference` where the row has one. With `expected` the value is sum_x x p(x) / 9 over the
-    digits 1 to 9, which are one token in every tokenizer (2603.12246); that needs an endpoint with
-    log-probabilities.
+    The judge sees `reference` where the row has one.
     """
 
     def read_share(text: str) -> float:
         return read_mark(read_json(text)) / 10
 
     asked = cases(rows, with_reference=True)
-    if expected:
-        digits = _ask_for_token(judge, "digit", asked, "1 2 3 4 5 6 7 8 9")
-        values = [_expected_share(shares) for shares in digits]
-    else:
-        values = _ask_values(judge, "mark", asked, read_share, max_tokens=judge_max_tokens)
-    return _empty_gets(0.0, rows, values)
-
-
-def _expected_share(digits: dict[str, float] | None) -> float | None:
-    """Returns the expected digit / 9 of the probabilities of the digits."""
-    if digits is None:
-        return None
-    expected_digit = sum(int(digit) * probability for digit, probability in digits.items())
-    return expected_digit / 9
-
-
-def judge_yes(rows: list[dict], judge: Endpoint, question: str = QUESTION) -> Values:
-    """Returns p(yes) / (p(yes) + p(no)) of the judge's first token (GenRM, 2408.15240).
-
-    0 for an empty response.
-    """
-    texts = [{"question": question}] * len(rows)
-    values = []
-    for shares in _ask_for_token(judge, "yes", cases(rows), "yes no", texts):
-        values.append(None if shares is None else shares["yes"])
+    values = _ask_values(judge, "mark", asked, read_share, max_tokens=judge_max_tokens)
     return _empty_gets(0.0, rows, values)
 
 
@@ -371,39 +332,20 @@ def read_rubric(row: dict) -> list[tuple[str, float, bool]]:
     )
 
 
-def rubric(
-    rows: list[dict],
-    judge: Endpoint,
-    implicit: bool = False,
-    saturation: float = 0.0,
-    judge_max_tokens: int = REPLY_TOKENS,
-) -> Values:
+def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
     """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
 
     The judge says yes or no to all criteria in one call. The reward is 0 if a criterion with "veto" is not
     met, and for an empty response. Rows need `rubric`, a list of {criterion, weight[, veto]}.
-
-    Args:
-        implicit: ask for one mark / 10 with the rubric in view instead (RaR).
-        saturation: a > 0: the share s becomes tanh(a s) / tanh(a), so that one more criterion is worth less the
-            more are met. Rubicon (2508.12790) asks for that and gives no formula.
     """
     rubrics = [read_rubric(row) if has_field(row, "rubric") else [] for row in rows]
     texts = [{"rubric": _numbered(criteria)} for criteria in rubrics]
     asked = cases(rows, "rubric")
-    if implicit:
-        shares = _ask_values(
-            judge, "rubric_mark", asked, _read_share_by_mark, texts, max_tokens=judge_max_tokens
-        )
-    else:
-        answers = _ask_about_criteria(judge, asked, rubrics, texts, judge_max_tokens)
-        shares = list(map(_share_met, answers, rubrics))
-    values = []
-    for share in shares:
-        if share and saturation:
-            share = tanh(saturation * share) / tanh(saturation)
-        values.append(share)
-    return _empty_gets(0.0, rows, values, "rubric")
+    answers = _ask_about_criteria(judge, asked, rubrics, texts, judge_max_tokens)
+    return _empty_gets(0.0, rows, list(map(_share_met, answers, rubrics)), "rubric")
+
+
+rubric.read_field = read_rubric  # rewards.check tries it on every prompt
 
 
 def _numbered(criteria: list[tuple[str, float, bool]]) -> str:
@@ -458,13 +400,6 @@ def _is_met(found: dict, key: str) -> bool:
 def _read_criteria(found: dict, n_criteria: int) -> list[bool]:
     """Reads yes or no for every criterion, by its number. ValueError if one is missing."""
     return [_is_met(found, str(number)) for number in range(1, n_criteria + 1)]
-
-
-def _read_share_by_mark(text: str) -> float:
-    found = read_json(text)
-    mark = read_mark(found)
-    mandatory_met = _is_met(found, "mandatory_met")
-    return mark / 10 if mandatory_met else 0.0
 
 
 def _share_met(answer: list[bool] | None, criteria: list[tuple[str, float, bool]]) -> float | None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import AutoModelForSequenceClassification
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import rewards
+from rewards import read_parts
 from rlmt.chat import (
     closing_ids,
     context_length,
@@ -18,11 +18,11 @@ from rlmt.chat import (
     unwritable_tag,
     without_control,
 )
-from rlmt.model import check_weights, load_weights
-from rlmt.watchdog import beat
+from rlmt.model import load_weights
 from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
 
-TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}  # larger batches were no faster on a CPU
+# tokens in one forward, padding included; larger batches were no faster on a CPU
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 
 
 class RewardModel:
@@ -35,7 +35,6 @@ class RewardModel:
         think_format: the policy's, a key of utils.THINK_FORMATS.
         chat_template: a Jinja file, for a reward model that has none.
         max_length: tokens of conversation and completion; 0: as many as the model's context holds.
-        tokens_per_batch: tokens in one forward, padding included; 0: see TOKENS_PER_BATCH.
         dtype: that of weights and computation, see utils.compute_dtype.
 
     `n_scored` counts the encoded texts and `n_truncated` those that were too long; Scorer resets both.
@@ -48,20 +47,19 @@ class RewardModel:
         think_format: str = "think",
         chat_template: str = "",
         max_length: int = 0,
-        tokens_per_batch: int = 0,
         device: str = DEVICE,
         dtype: str = "auto",
     ):
         self.reward_on = reward_on
         self.think_format = think_format
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
-        model, _ = load_weights(AutoModelForSequenceClassification, path, compute_dtype(dtype))
+        model, _ = load_weights(transformers.AutoModelForSequenceClassification, path, compute_dtype(dtype))
         self.model = model.to(device).eval()
         self.model.config.use_cache = False
         if hasattr(self.model, "score"):  # computes the scalar itself in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
         self.max_length = max_length or context_length(self.model.config)
-        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.model.device.type]
+        self.tokens_per_batch = TOKENS_PER_BATCH[self.model.device.type]
         self.n_scored = 0
         self.n_truncated = 0
 
@@ -73,7 +71,6 @@ class RewardModel:
         """
         tokenizer = load_tokenizer(path)
         config = load_config(path)
-        check_weights(AutoModelForSequenceClassification, path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         if not tokenizer.chat_template:
@@ -136,7 +133,6 @@ class RewardModel:
         self.model.config.get_text_config().pad_token_id = pad
         ids = [row + [pad] * (width - len(row)) for row in rows]
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
-        beat()
         logits = self.model(
             torch.tensor(ids, device=self.model.device),
             attention_mask=torch.tensor(mask, device=self.model.device),
@@ -161,11 +157,9 @@ def longest_first(lengths: list[int], tokens_per_batch: int) -> Iterator[list[in
         start += n_rows
 
 
-def check(args) -> None:
-    """Exits with 2 if the preference is a reward of the run and `args.reward_model` cannot score its format."""
-    if "preference" not in rewards.reward_names(args):
-        return
-    template = or_fail(rewards.reward_options, args)["preference"]["chat_template"]
+def check_preference(args) -> None:
+    """Exits with 2 if `args.reward_model` cannot score the format of the run."""
+    template = _options(args)["chat_template"]
     tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
     tag = unwritable_tag(tokenizer, args.think_format)
     if tag and args.reward_on == "think+response":
@@ -181,18 +175,18 @@ def check(args) -> None:
         )
 
 
-def load_reward_model(args, device: str) -> RewardModel | None:
-    """Loads `args.reward_model`, which `check` has checked; None if the preference is not a reward of the run."""
-    if "preference" not in rewards.reward_names(args):
-        return None
-    options = or_fail(rewards.reward_options, args)["preference"]
+def _options(args) -> dict:
+    """Returns the options of the reward `preference`."""
+    return next(part.options for part in read_parts(args) if part.name == "preference")
+
+
+def load_reward_model(args, device: str) -> RewardModel:
+    """Loads `args.reward_model`, which `check_preference` has checked."""
     return RewardModel(
         args.reward_model,
         args.reward_on,
         args.think_format,
-        options["chat_template"],
-        options["max_length"],
-        args.reward_tokens_per_batch,
-        device,
-        args.dtype,
+        **_options(args),
+        device=device,
+        dtype=args.dtype,
     )

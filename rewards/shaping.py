@@ -1,39 +1,8 @@
-"""Rewards and advantages that shape others by length or by group: cosine, overlong, pass@k."""
+"""Rewards and advantages that shape others by length or by group: overlong, pass@k."""
 
-from math import comb, cos, pi
+from math import comb
 
 from rewards.shared import Values, in_groups
-
-
-def cosine(
-    rows: list[dict],
-    correct: Values,
-    max_tokens: int,
-    right: tuple[float, float] = (1.0, 0.5),
-    wrong: tuple[float, float] = (-1.0, -0.5),
-    exceeded: float = -1.0,
-) -> Values:
-    """Prefers short completions where the answer is right and long ones where it is wrong.
-
-    The value moves from `start` at 0 tokens to `end` at `max_tokens` along half a cosine (2502.03373,
-    equation 1). (start, end) is `right` where `correct` is 1 and `wrong` where it is 0. A completion that the limit
-    cut off gets `exceeded` instead, the paper's r_e. The value is None where `correct` is None.
-
-    The numbers of `right` and `wrong` are TRL's, which has no r_e. `exceeded` is the worst value of a wrong answer,
-    as in the paper, whose numbers are larger.
-    """
-    values = []
-    for row, verdict in zip(rows, correct, strict=True):
-        if verdict is None:
-            values.append(None)
-            continue
-        if row.get("cut_off"):
-            values.append(exceeded)
-            continue
-        start, end = right if verdict >= 1 else wrong
-        share_of_limit = min(1.0, row["n_tokens"] / max_tokens)
-        values.append(end + (start - end) * (1 + cos(pi * share_of_limit)) / 2)
-    return values
 
 
 def overlong(rows: list[dict], max_tokens: int, buffer: int = 0) -> Values:

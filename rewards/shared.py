@@ -6,7 +6,7 @@ means that there is no value, because a field is missing or a judge failed; it i
 """
 
 Values = list[float | None]
-# VERIFIERS say right or wrong; `verdicts` asks them in this order.
+# VERIFIERS say right or wrong; `verdict` of rewards/__init__.py asks them in this order.
 VERIFIERS = {
     "math": "answer",
     "code": "tests",
@@ -19,7 +19,7 @@ FIELDS = VERIFIERS | {"bleu": "references"}
 
 
 def fields_of(options: dict[str, dict]) -> dict[str, str]:
-    """Returns FIELDS, with those rewards that need a field by their options (command_line.reward_options)."""
+    """Returns FIELDS, with those rewards that need a field by their options: {reward: {option: value}}."""
     if options.get("pairwise", {}).get("against") == "reference":
         return FIELDS | {"pairwise": "reference"}
     return FIELDS

@@ -28,7 +28,6 @@ from string import Template
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import Endpoint, dollars, token_limits
-from rlmt.watchdog import beat
 from utils import ThinkParts, fail, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
@@ -203,7 +202,6 @@ def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
         return
     for dialogue in waiting:
         utterance, change = user(dialogue, setting)
-        beat()  # a function may take as long as a call
         add_user_turn(dialogue, setting, utterance, change)
 
 

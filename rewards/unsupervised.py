@@ -198,3 +198,21 @@ def read_history(run: Path) -> list[dict]:
     return [
         {"agreement": row.get("collapse/agreement"), "entropy": row.get("collapse/entropy")} for row in log
     ]
+
+
+class Collapse:
+    """Follows the indicators of a run, with those of its steps before a resume, and ends it when it has collapsed."""
+
+    def __init__(self, run: Path, group_size: int):
+        self.group_size = group_size
+        self.history = read_history(run)
+
+    def indicators(self, completions: list) -> dict[str, float]:
+        """Returns the indicators of a step as metrics."""
+        rows = [completion.row() for completion in completions]
+        self.history.append(collapse_indicators(rows, self.group_size))
+        return {f"collapse/{name}": value for name, value in self.history[-1].items()}
+
+    def check(self, step: int, metrics: dict, completions: list) -> str:
+        """Returns why the run should end after this step, or ""."""
+        return collapsed(self.history)

@@ -19,7 +19,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from rlmt.watchdog import beat
 from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
 from rewards import code_runner, sandbox
@@ -159,7 +158,6 @@ def _compare(truth: str, answer: str, seconds: float) -> bool:
     for _ in range(2):
         process = _comparer(seconds)
         verdict = _verdict(process, truth, answer)
-        beat()
         if verdict:
             return verdict == "1"
 
@@ -323,7 +321,6 @@ def _share_passed(row: dict, timeout: float) -> float | None:
     entry_point = row.get("entry_point") or ""
     program = code_runner.find_program(row["response"], code_runner.tested_names(tests, entry_point))
     result = sandbox.run(program, tests, entry_point, timeout)
-    beat()
     if result.status == "not started":
         return None
     return sum(result.passed) / len(tests)
@@ -366,6 +363,9 @@ def code(
     return verified_values(rows, row_shares, value, no_eos)
 
 
+code.read_field = code_runner.read_tests  # rewards.check tries it on every prompt
+
+
 # --- 4. instructions
 
 
@@ -403,9 +403,22 @@ def instructions(
             check = ifeval.ifeval_check
         met = or_fail(check, task, row["response"])[rule]
         met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
-        beat()
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
+
+
+def _check_instructions(prompt: dict) -> None:
+    """Exits with 2 if NLTK's data is missing, or a prompt has an instruction that no checker knows."""
+    from benchmarks import ifbench, ifeval
+
+    task = {"key": prompt["id"]} | prompt
+    if ifbench.CHECKERS.keys() >= set(prompt["instruction_id_list"]):
+        ifeval.check_ifbench([task])
+    else:
+        ifeval.check_ifeval([task])
+
+
+instructions.read_field = _check_instructions  # rewards.check tries it on every prompt
 
 
 def _says_nothing(name: str, row: dict) -> bool:

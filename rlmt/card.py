@@ -72,8 +72,6 @@ def build(run: Path) -> str:
     }
     data = next(name for name in DATA if args.get(name))
     rows[data] = shown(args[data])
-    if args[data] in config["files"]:
-        rows[data] += f", SHA-256 {config['files'][args[data]][:16]}"
     if uses_reward_model(args, data):
         rows["reward model"] = f"{shown(args['reward_model'])}, reads {args['reward_on']}"
     for name in SETTINGS:

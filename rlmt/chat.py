@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import cached_file
 
@@ -315,7 +315,7 @@ def _find_on_hub(model: str, name: str) -> Path | None:
 
 def load_config(path: str):
     """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
-    return or_fail(lambda: AutoConfig.from_pretrained(path, trust_remote_code=False))
+    return or_fail(lambda: transformers.AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
 def context_length(config) -> int:
@@ -336,7 +336,7 @@ def load_tokenizer(path: str) -> Tokenizer:
             "Convert it if you trust it"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         fail(
@@ -345,7 +345,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
     tokenizer.own_ends = []
     with contextlib.suppress(OSError):
-        ends = GenerationConfig.from_pretrained(path).eos_token_id
+        ends = transformers.GenerationConfig.from_pretrained(path).eos_token_id
         if isinstance(ends, int):
             ends = [ends]
         tokenizer.own_ends = ends or []

@@ -377,7 +377,8 @@ def load_prompts(
 ) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on and drops those that are too long; prints how many.
 
-    Returns the prompts {id, prompt, prompt_ids} without control tokens, and the dropped ones {id, reason, tokens}.
+    Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the dropped ones
+    {id, reason, tokens}.
     """
     rows = read_prompts(path, flag)
     check_ids(path, rows)
@@ -392,7 +393,7 @@ def load_prompts(
         if len(ids) > max_prompt_tokens:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(ids)})
         else:
-            kept.append({"id": row["id"], "prompt": messages, "prompt_ids": ids})
+            kept.append({**row, "messages": messages, "prompt_ids": ids})
 
     state = PartialState()  # its print is that of the main process
     n_answers = sum("had_answer" in row for row in rows)
@@ -436,8 +437,8 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     held_out, _ = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
     if not held_out:
         fail(f"--gold-prompts {args.gold_prompts}: all are longer than --max-prompt-tokens")
-    trained_texts = {json.dumps(row["prompt"]) for row in prompts}
-    trained = [row["id"] for row in held_out if json.dumps(row["prompt"]) in trained_texts]
+    trained_texts = {json.dumps(row["messages"]) for row in prompts}
+    trained = [row["id"] for row in held_out if json.dumps(row["messages"]) in trained_texts]
     if trained:
         fail(
             f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"

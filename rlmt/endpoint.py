@@ -41,7 +41,6 @@ from urllib.parse import urlsplit
 import aiohttp
 from tqdm import tqdm
 
-from rlmt.watchdog import beat
 from utils import fail, or_fail
 
 MAX_BACKOFF = 60  # seconds
@@ -183,12 +182,14 @@ def read_row(line: bytes) -> dict:
     return row
 
 
-def read_reply(body: dict, parse: Callable[[str], Any], attempts: int) -> Reply:
-    """Parses the text of a completion; if `parse` rejects it, the Reply is invalid."""
+def read_reply(body: dict, parse: Callable[[str], Any], attempts: int, whole: bool = False) -> Reply:
+    """Parses the text of a completion; if `parse` rejects it, or `whole` and it was cut off, the Reply is invalid."""
     choice = body["choices"][0]
     text = choice["message"].get("content") or ""
     usage = read_usage(body) or (0, 0)
     try:
+        if whole and choice.get("finish_reason") == "length":
+            raise ValueError("incomplete: the limit of its tokens cut the reply off")
         return Reply(parse(text), text, "", usage, choice)
     except (ValueError, RecursionError) as e:  # RecursionError: JSON of a thousand brackets
         # the text came without keys from the store
@@ -269,20 +270,25 @@ class Endpoint:
         parse_retries: int = 3,
         name: str = "judge",
         repeat_cut_off: bool = True,
+        whole: bool = False,
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
         `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least; one that was cut off only if
-        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and cut-off replies reach `parse`
-        as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
+        `repeat_cut_off`, since it is the dearest to pay for again. Refused, empty and, unless
+        replies must be `whole`, cut-off replies reach `parse` as they are. A request without a readable reply has the value None and an `error`. `name` is shown in the
         progress bar and in messages.
         """
         check_requests(requests, name, self)
         keys = [self._key(request) for request in requests]
         unique = dict(zip(keys, requests))
         read = partial(
-            self._stored_reply, parse=parse, parse_retries=parse_retries, repeat_cut_off=repeat_cut_off
+            self._stored_reply,
+            parse=parse,
+            parse_retries=parse_retries,
+            repeat_cut_off=repeat_cut_off,
+            whole=whole,
         )
         done = {}
         with self._open_store():
@@ -324,7 +330,6 @@ class Endpoint:
                 fail(f"{self.store}: another process is using it; wait for its end, or name another file")
             self.file.seek(self.end)
             for line in self.file:
-                beat()  # a long run's store has hundreds of thousands of lines
                 if not line.endswith(b"\n"):
                     print(f"{self.store}: cut off the last line, which a kill had torn", file=sys.stderr)
                     self.file.truncate(self.end)
@@ -363,18 +368,22 @@ class Endpoint:
         line = hide_keys(json.dumps(row), self.key_env).encode() + b"\n"
         self.file.write(line)
         self.file.flush()
-        beat()
         self._remember(line)  # the line, not the row: the next start reads the same
 
     def _stored_reply(
-        self, request: dict, parse: Callable[[str], Any], parse_retries: int, repeat_cut_off: bool = True
+        self,
+        request: dict,
+        parse: Callable[[str], Any],
+        parse_retries: int,
+        repeat_cut_off: bool = True,
+        whole: bool = False,
     ) -> tuple[Reply | None, int]:
         """Returns the last Reply to a request and its attempt; without one, None and the attempt to make."""
         for attempt in range(parse_retries + 1):
             body = self.bodies.get(self._key(request, attempt))
             if body is None:
                 return None, attempt
-            reply = read_reply(body, parse, attempts=attempt + 1)
+            reply = read_reply(body, parse, attempt + 1, whole)
             was_cut_off = reply.choice.get("finish_reason") == "length"
             if not reply.error or (was_cut_off and not repeat_cut_off):
                 break
@@ -511,10 +520,7 @@ class Batch:
             endpoint.calls += 1
             wait = 0.0
             try:
-                posting = asyncio.ensure_future(self.post(sent))
-                if repeat == 0:
-                    await self.stay_alive(posting)
-                status, wait, content = await posting
+                status, wait, content = await self.post(sent)
                 if status < 300:
                     endpoint._save(request, attempt, read_body(content))
                     return ""
@@ -535,21 +541,9 @@ class Batch:
         return f"{NO_REPLY} in {endpoint.retries + 1} calls; the last: {error}"
 
     async def pause(self, seconds: float) -> None:
-        """Waits as long as a server asked for, or until the calls are stopped; a training run is alive meanwhile."""
-        end = time.monotonic() + seconds
-        while not self.stopping.is_set() and time.monotonic() < end:
-            beat()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stopping.wait(), min(10.0, end - time.monotonic()))
-
-    async def stay_alive(self, posting: asyncio.Future) -> None:
-        """Keeps a training run alive until a call is answered or times out.
-
-        Repeats are not waited for in this way: a judge that hangs would hold the GPUs for many time-outs a step.
-        """
-        while not posting.done():
-            beat()
-            await asyncio.wait([posting], timeout=1)
+        """Waits as long as a server asked for, or until the calls are stopped."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
 
     async def post(self, sent: bytes) -> tuple[int, float, bytes]:
         """Makes one call; returns its HTTP status, the seconds it asks to wait, and its body."""

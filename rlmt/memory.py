@@ -11,11 +11,7 @@ from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
 from rlmt.chat import load_config
 from rlmt.model import is_sharded_launch, reference_dtype, without_weights
@@ -76,12 +72,12 @@ def count_parameters(path: str, auto_class, lora_r: int = 0) -> Sizes:
     return Sizes(model.num_parameters(), n_linear, n_embeddings, n_adapter)
 
 
-def trained_gib(path: str, args, auto_class=AutoModelForCausalLM) -> float:
+def trained_gib(path: str, args, auto_class=None) -> float:
     """Returns weights, gradients and optimizer state, as `lora_r`, `load_in_4bit` and `optim` of `args` make them.
 
-    With LoRA: those of the adapter, and the frozen weights.
+    With LoRA: those of the adapter, and the frozen weights. `auto_class`: None is a causal language model.
     """
-    sizes = count_parameters(path, auto_class, args.lora_r)
+    sizes = count_parameters(path, auto_class or transformers.AutoModelForCausalLM, args.lora_r)
     learning = 4 + 4 + MOMENTS[args.optim]  # bytes a parameter: float32 weight, gradient, moments
     if args.lora_r:
         frozen = BYTES[compute_dtype(args.dtype)]
@@ -95,7 +91,7 @@ def trained_gib(path: str, args, auto_class=AutoModelForCausalLM) -> float:
 
 def critic_gib(path: str, args) -> float:
     """Returns `trained_gib` of PPO's critic, which has one output in place of an LM head."""
-    return trained_gib(path, args, AutoModelForTokenClassification)
+    return trained_gib(path, args, transformers.AutoModelForTokenClassification)
 
 
 def frozen_gib(path: str, auto_class, dtype: str = "auto") -> float:
@@ -105,7 +101,7 @@ def frozen_gib(path: str, auto_class, dtype: str = "auto") -> float:
 
 def reference_gib(path: str, dtype: str = "auto") -> float:
     """Returns the weights of the reference, sharded as the policy's."""
-    n_weights = count_parameters(path, AutoModelForCausalLM).whole
+    n_weights = count_parameters(path, transformers.AutoModelForCausalLM).whole
     return n_weights * BYTES[reference_dtype(dtype)] / n_shards() / GIB
 
 
@@ -113,7 +109,9 @@ def vllm_gib(path: str, share: float, dtype: str = "auto") -> float:
     """Returns what vLLM reserves: a share of the GPU; on a CPU its weights and VLLM_CPU_KVCACHE_SPACE."""
     if torch.cuda.is_available():
         return share * torch.cuda.get_device_properties(0).total_memory / GIB
-    return frozen_gib(path, AutoModelForCausalLM, dtype) + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
+    return frozen_gib(path, transformers.AutoModelForCausalLM, dtype) + float(
+        os.environ["VLLM_CPU_KVCACHE_SPACE"]
+    )
 
 
 # --- the models of a run
@@ -129,9 +127,11 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
     parts = {}
     if use_vllm:
         parts["sampling: vLLM"] = vllm_gib(args.model, args.vllm_memory, args.dtype)
-    parts["scoring"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification, args.dtype)
+    parts["scoring"] = frozen_gib(
+        args.reward_model, transformers.AutoModelForSequenceClassification, args.dtype
+    )
     if is_model(args.gold):
-        parts["scoring"] += frozen_gib(args.gold, AutoModelForSequenceClassification, args.dtype)
+        parts["scoring"] += frozen_gib(args.gold, transformers.AutoModelForSequenceClassification, args.dtype)
     parts["training: policy"] = trained_gib(args.model, args)
     return parts
 
@@ -139,16 +139,20 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
 def rl_gib(args, reward_options: dict[str, dict], use_vllm: bool, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic.
 
-    `reward_options`: the options of each reward in --rewards, from rewards.reward_options.
+    `reward_options`: {name: {option: value}} of the rewards in --rewards.
     """
     parts = policies_gib(args, use_vllm, has_reference)
     if "preference" in reward_options:
-        parts["reward model"] = frozen_gib(args.reward_model, AutoModelForSequenceClassification, args.dtype)
+        parts["reward model"] = frozen_gib(
+            args.reward_model, transformers.AutoModelForSequenceClassification, args.dtype
+        )
     if is_model(args.gold):
-        parts["gold"] = frozen_gib(args.gold, AutoModelForSequenceClassification, args.dtype)
+        parts["gold"] = frozen_gib(args.gold, transformers.AutoModelForSequenceClassification, args.dtype)
     process_model = reward_options.get("process", {}).get("model", "")
     if process_model and ".py:" not in process_model:
-        parts["process model"] = frozen_gib(process_model, AutoModelForTokenClassification, args.dtype)
+        parts["process model"] = frozen_gib(
+            process_model, transformers.AutoModelForTokenClassification, args.dtype
+        )
     if "prime" in reward_options:
         parts["prime"] = trained_gib(args.model, args)
     return parts

@@ -29,19 +29,15 @@ from accelerate import (
 )
 from accelerate.utils import DistributedDataParallelKwargs
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
-from transformers.utils import logging as transformers_logging
 
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
-from rlmt.watchdog import allow_seconds, beat
 from utils import DEVICE, SAFE, check_think_format, compute_dtype, fail, or_fail
 
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
@@ -68,13 +64,15 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
     _check_driver(on_gpu)
     precision_dtype = compute_dtype(dtype)
     handlers = [
-        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by rlmt/watchdog.py
+        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by --stall-minutes
         InitProcessGroupKwargs(timeout=timedelta(hours=6)),
         # gradients are views of DDP's buckets: copies would take 4 bytes a parameter more
         DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
     ]
     plugin = None
     if is_sharded_launch():
+        from torch.distributed.fsdp import MixedPrecisionPolicy  # half a second, as what follows of FSDP2
+
         precision = MixedPrecisionPolicy(
             param_dtype=getattr(torch, precision_dtype), reduce_dtype=torch.float32
         )
@@ -153,8 +151,7 @@ def load_weights(
         empty = without_weights(auto_class, config, dtype)
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
             return empty, []
-        with allow_seconds(4 * empty.num_parameters()):  # bytes of a file in float32
-            model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
+        model, info = auto_class.from_pretrained(path, config=config, dtype=dtype, **SAFE, **kwargs)
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         fail(f"{path}: its weights cannot be read ({reason})")
@@ -173,9 +170,9 @@ def load_weights(
     return model, missing
 
 
-def _four_bits(dtype: str, is_classifier: bool) -> BitsAndBytesConfig:
+def _four_bits(dtype: str, is_classifier: bool):
     """Returns how QLoRA (2305.14314) loads a model: NF4, quantized twice, without embeddings, norms and head."""
-    return BitsAndBytesConfig(
+    return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -202,71 +199,6 @@ def _needed_weights(missing: list[str], model: nn.Module, new_head: bool) -> lis
     if not new_head:
         return missing
     return [name for name in missing if name.startswith(model.base_model_prefix + ".")]
-
-
-def check_weights(auto_class, path: str, new_head: bool = False) -> None:
-    """Exits with 2 if `load_weights` could not load a folder; reads the headers of its files, and no weights.
-
-    Finds files that are missing or cut off, missing weights, and a classifier where another model is needed.
-    A hub name is not checked. Names are not compared if a model is quantised, or known to vLLM alone.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return
-    config = load_config(path)
-    weights = _read_headers(folder)
-    if getattr(config, "quantization_config", None):
-        return
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # one line says what is missing
-    transformers_logging.disable_progress_bar()
-    try:
-        model_class = type(without_weights(auto_class, config))
-        model, info = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            device_map="meta",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **SAFE,
-        )
-    except ValueError:  # such as a family for which vLLM alone has a class
-        return
-    finally:
-        transformers_logging.enable_progress_bar()
-        transformers_logging.set_verbosity(verbosity)
-
-    needed = _needed_weights(_missing_weights(info), model, new_head)
-    class_name = model_class.__name__
-    config_class = (config.architectures or ["no class"])[0]
-    # a reward model with tied embeddings lacks nothing of a language model
-    cannot_be = bool(needed) or "Classification" in config_class
-    if cannot_be and config_class != class_name and not new_head:
-        fail(f"{path}: {class_name} is needed here, and its config names {config_class}")
-    if needed:
-        fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
-
-
-def _read_headers(folder: Path) -> dict[str, torch.Tensor]:
-    """Returns the weights of a folder on the meta device; exits with 2 if a file is missing or cut off."""
-    parts = {path.name for path in folder.glob("*.safetensors")} or {"model.safetensors"}
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        parts = set(json.loads(index.read_text())["weight_map"].values())
-    weights = {}
-    for part in sorted(parts):
-        try:
-            with safe_open(folder / part, framework="pt") as file:
-                for name in file.keys():
-                    weights[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
-        except (SafetensorError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            fail(
-                f"{folder}: its weights cannot be read ({part}: {reason}); "
-                "copy or download the folder again, or name another"
-            )
-    return weights
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -309,7 +241,6 @@ def load_policy_tokenizer(
         )
     line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
     PartialState().print(line)
-    check_weights(AutoModelForCausalLM, args.model)
 
     context = context_length(load_config(args.model))
     n_tokens = n_tokens or args.max_prompt_tokens + args.max_completion_tokens
@@ -334,11 +265,13 @@ def load_policy(
     if lora_r:
         frozen_dtype = compute_dtype(dtype)
         model, _ = load_weights(
-            AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
+            transformers.AutoModelForCausalLM, path, frozen_dtype, sharded=True, load_in_4bit=load_in_4bit
         )
         model = add_lora(model, lora_r, resume_from, task_type="CAUSAL_LM")
     else:
-        model, _ = load_weights(AutoModelForCausalLM, resume_from or path, "float32", sharded=True)
+        model, _ = load_weights(
+            transformers.AutoModelForCausalLM, resume_from or path, "float32", sharded=True
+        )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
@@ -479,6 +412,10 @@ class Policy(nn.Module):
         """Makes embedding and LM head one weight, if they are; accelerate calls it before and after sharding."""
         self.model.tie_weights()
 
+    def generate(self, **options) -> torch.Tensor:
+        """Returns what transformers' generate returns. The call goes through `forward`, where FSDP2 gathers the weights."""
+        return self(generate=options)
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -495,8 +432,7 @@ class Policy(nn.Module):
             input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
-            generate: arguments of transformers' generate, whose output is returned instead. The call is made
-                here so that FSDP2 gathers the weights.
+            generate: see the method `generate`.
             position_ids: (1, prompt + T), in place of attention_mask for several texts in one row; see
                 `collate_packed`.
             extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
@@ -569,7 +505,7 @@ def reference_dtype(dtype: str = "auto") -> str:
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
     """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
-    model, _ = load_weights(AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
+    model, _ = load_weights(transformers.AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
     return prepare_frozen(accelerator, Policy(model, temperature))
 
 
@@ -795,9 +731,8 @@ def set_entropy_statistics(
 def _inputs_of(
     completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> Iterator[tuple[list, dict[str, torch.Tensor]]]:
-    """Yields micro-batches and Policy's inputs for them; reports progress."""
+    """Yields micro-batches and Policy's inputs for them."""
     for members in micro_batches(completions, max_tokens, accelerator):
-        beat()
         prompt_ids = [completion.prompt_ids for completion in members]
         completion_ids = [completion.ids for completion in members]
         yield members, collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
@@ -815,14 +750,9 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
     return peak * (1 + math.cos(math.pi * progress)) / 2
 
 
-def check_rate(args, steps: int) -> None:
-    """Exits with 2 if the learning rate is 0 in all steps: it rises from 0, as TRL's, so the first teaches nothing."""
-    rates = [cosine_rate(args.learning_rate, step, steps, args.warmup_ratio) for step in range(steps)]
-    if max(rates) == 0:
-        fail(
-            f"{steps} step would teach nothing, as the learning rate rises from 0; "
-            "use a smaller --batch-size, more --epochs or --warmup-ratio 0"
-        )
+def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+    """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated importance)."""
+    return (logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 
 def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
@@ -867,9 +797,14 @@ def check_finite(metrics: dict[str, float], rows: list, step: int, run: Path) ->
 # --- 5. whole weights: for the sampler, for checkpoints
 
 
+def is_shard(value) -> bool:
+    """Tells whether something is a DTensor, as FSDP2 makes them."""
+    return hasattr(value, "full_tensor")
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the full tensor of a shard; under FSDP2 all processes must call it."""
-    if isinstance(tensor, DTensor):
+    if is_shard(tensor):
         return tensor.full_tensor()
     return tensor
 
@@ -882,7 +817,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """
     inner = unwrap(model)
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if hasattr(module, "reshard"):  # an FSDPModule
             module.reshard()  # a forward without a backward leaves the last layers gathered
     if not has_adapter(inner):
         for name, weight in inner.named_parameters():

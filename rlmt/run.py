@@ -1,24 +1,43 @@
-"""A run: its arguments, its folder, its log. Nothing is ever overwritten unless the user asks for it."""
+"""A run: its arguments, its folder, its log, and what surrounds its steps. Nothing is overwritten unless the user asks for it.
+
+    start = check_run(args, "grpo", args.model, constants(globals()))    # may it have its folder? writes nothing
+    run = resume(start_run(start), args, accelerator)                    # makes the folder, finds the last checkpoint
+    learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator)}
+    with training(run, learners, tokenizer, args.steps, COLUMNS) as train:    # SIGTERM, hangs, errors
+        for step in train.steps():                                            # from 1, or from the checkpoint on
+            members = rows_of_step(rows, step, args.batch_size, args.seed)
+            ...
+            train.end(step, metrics, n_tokens)                                # logs, saves at times, stops
+    save_model(run.folder / "model", learners["model"].model, tokenizer, accelerator)
+    finish_run(run.folder, {"steps": args.steps})
+
+No random state is stored: rows, sampling and micro-batches of a step follow from (seed, step), so a resumed run repeats an
+unbroken one to the bit. All processes call these functions together.
+"""
 
 import contextlib
 import dataclasses
+import faulthandler
+import fcntl
 import functools
 import hashlib
 import importlib.util
 import json
 import math
 import os
-import re
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,14 +45,88 @@ import tyro
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
-from rlmt import watchdog
-from rlmt.checkpoint import latest, numbered, step_of
-from rlmt.data import FILE_TYPES, append_jsonl, read_log, write_file, write_jsonl
-from rlmt.endpoint import check_key_env, check_url
-from rlmt.watchdog import STOPPED, lock_folder, set_run, stoppable, watched
+from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
+from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
+from rlmt.model import Learner
 from utils import fail, in_one_line, or_fail, or_warn
 
 # --- 1. arguments
+
+
+@dataclass
+class RunArgs:
+    """What every training script asks for besides its algorithm."""
+
+    preset: str = ""
+    """A name from PRESETS; flags override it."""
+    as_released: bool = False
+    """With a preset of the paper: the values of RELEASED where its released code has others."""
+    chat_template: str = "auto"
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
+    With a Zero format also a text file, the instruction before the prompt."""
+    micro_batch_tokens: int = 8192
+    """Tokens of a forward, per GPU, padding included. Bounds the memory of activations."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Dtype of computation, of the sampler and of frozen models; auto: bfloat16 on a GPU, float32 on a CPU.
+    Trained weights and Adam are float32 in any case."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora_r: int = 0
+    """LoRA rank of what is trained; 0 trains all weights. With LoRA the reference is the model without its adapter."""
+    load_in_4bit: bool = False
+    """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
+    optim: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: bitsandbytes' AdamW, 10 bytes per trained parameter in place of 16; for one GPU or DDP."""
+    save_steps: int = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept; 0 keeps all."""
+    stall_minutes: float = 60.0
+    """A run that hangs for so long ends, with the stacks of its threads in stacks-rank<k>.txt. It does not count
+    while a judge or a simulator is asked."""
+    report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
+    seed: int = 0
+    """Random seed for the order of the data, sampling and new weights."""
+    out: str = ""
+    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
+    resume: bool = False
+    """Continue from the run's last whole checkpoint; with more --steps, train on."""
+    overwrite: bool = False
+    """Delete an existing run folder first."""
+    dry_run: bool = False
+    """Check arguments and data, print what would run, and stop before a model is loaded."""
+
+
+@dataclass
+class RLArgs(RunArgs):
+    """What GRPO and PPO ask for besides: how completions are sampled, and who judges them."""
+
+    rollout: Literal["auto", "vllm", "hf"] = "auto"
+    """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
+    vllm_memory: float = 0.3
+    """Share of each GPU that vLLM reserves."""
+    vllm_sleep: bool = False
+    """vLLM gives its memory back after each rollout, for the update's activations."""
+    allow_truncation: bool = False
+    """Go on although in each of the first three steps most completions are cut off, or none has the format."""
+    judge: str = ""
+    """A model's name at --judge-url, for the rewards that ask one."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
+    key_env: tuple[str, ...] = ()
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
+    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    budget: float = 0.0
+    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
+    price: tuple[float, float] = (0.0, 0.0)
+    """US dollars per million tokens read and written by the judge of --rewards or of --gold."""
+    gold: str = ""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
+    and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
+    gold_prompts: str = ""
+    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
+
 
 AT_LEAST_ONE = (
     "steps",
@@ -109,27 +202,35 @@ def check_values(args) -> None:
         value = getattr(args, field, 1)
         if value < 1:
             fail(f"--{field.replace('_', '-')} {value}: use 1 or more")
-    if getattr(args, "stall_minutes", 1) <= 0:
-        fail(f"--stall-minutes {args.stall_minutes}: use more than 0")
     if hasattr(args, "learning_rate"):  # evaluations may be greedy
         _check_training_samples(args)
     if getattr(args, "budget", 0) and not any(args.price):
-        fail("--budget needs --price: US dollars for a million tokens read and written")
+        fail("--budget needs --price: US dollars per million tokens read and written")
     _check_bitsandbytes(args)
     report_to = getattr(args, "report_to", "none")
     if report_to != "none" and not importlib.util.find_spec(report_to):
         fail(f"--report-to {report_to}: it is not installed; pip install {report_to}")
+    _check_urls(args)
 
+
+def _check_urls(args) -> None:
+    urls = {}
     for field, value in vars(args).items():
         text = str(value)
-        url = ""
-        if text.startswith("judge:"):  # judge:MODEL@URL
-            url = text.partition("@")[2]
-        elif "url" in field or "://" in text:
-            url = text
+        is_judge = text.startswith("judge:")  # judge:MODEL@URL
+        if is_judge:
+            text = text.partition("@")[2]
+        if text and (is_judge or "url" in field or "://" in text):
+            urls[field] = text
+    key_env = getattr(args, "key_env", ())
+    if not urls and not key_env:
+        return
+    from rlmt.endpoint import check_key_env, check_url  # slow to import, and most runs ask nobody
+
+    for field, url in urls.items():
         or_fail(check_url, url, f"--{field.replace('_', '-')}")
     # before it is logged: the key itself may have been typed
-    or_fail(check_key_env, getattr(args, "key_env", ()))
+    or_fail(check_key_env, key_env)
 
 
 def _check_training_samples(args) -> None:
@@ -189,14 +290,579 @@ def load_function(spec: str):
     return getattr(module, name)
 
 
-# --- 2. log files
+# --- 2. the run's folder
+
+# arguments that say how a run is started, not what it is
+HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
+# a larger value continues a finished run
+LENGTH = ("steps", "rounds")
+# arguments that a resume may change: with another value, what was learned so far would be the same
+FREE = (
+    *LENGTH,
+    "stall_minutes",
+    "keep_checkpoints",
+    "save_steps",
+    "budget",
+    "price",
+    "key_env",
+    "concurrency",
+    "micro_batch_tokens",
+    "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
+    "judge_url",
+    "vllm_memory",
+    "vllm_sleep",
+    "data_parallel",
+    "tensor_parallel",
+    "judge_tensor_parallel",
+    "allow_truncation",
+    "report_to",
+)
 
 
-def write_summary(run: Path, summary: dict) -> None:
-    """Writes and prints summary.json, which marks a finished run; main process only."""
-    if PartialState().is_main_process:
-        write_file(run / "summary.json", json.dumps(summary, indent=1) + "\n")
-        print(json.dumps(summary), flush=True)
+class Start(NamedTuple):
+    """A run that `check_run` allows, and that `start_run` starts."""
+
+    run: Path
+    """Its folder, which may not exist yet."""
+    config: dict
+    """The content of config.json."""
+    is_resume: bool
+    """Whether it goes on from what the folder holds, as --resume asks."""
+
+
+def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
+    """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
+
+    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
+    same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
+    `args.resume` with equal arguments (except FREE) and constants.
+    A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
+    """
+    state = PartialState(cpu=not torch.cuda.is_available())
+    # through JSON, so that tuples equal the lists of an earlier config.json
+    arguments = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    run = Path(args.out or f"results/{_run_name(arguments, script, model)}")
+    is_resume = args.resume and (run / "config.json").exists()
+    config = {
+        "script": script,
+        "args": arguments,
+        "constants": script_constants or {},
+        "processes": state.num_processes,
+    }
+    if state.is_main_process:
+        if is_resume:
+            _check_resume(run, config)
+        else:
+            _check_new_run(run, args)
+    if broadcast_object_list([is_resume and _is_finished(run, arguments)])[0]:
+        longer = ""
+        if any(name in arguments for name in LENGTH):
+            longer = ", a larger --steps or --rounds trains it on"
+        state.print(f"{run} is complete; --overwrite starts it anew{longer}")
+        state.destroy_process_group()
+        sys.exit(0)
+    return Start(run, config, is_resume)
+
+
+def start_run(start: Start) -> Path:
+    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
+
+    A folder in use exits with 2.
+    """
+    state = PartialState()
+    run = start.run
+    if state.is_main_process:
+        run.mkdir(parents=True, exist_ok=True)
+        or_fail(lock_folder, run)
+        if not start.is_resume:
+            _empty_folder(run)
+        print(f"run folder: {run}", flush=True)
+        if (run / "model").exists():  # a training run that is to be longer is not finished any more
+            (run / "summary.json").unlink(missing_ok=True)
+        write_file(run / "config.json", json.dumps(start.config, indent=1))
+        with open(run / "command.txt", "a") as file:  # one line per start: a resumed run has several
+            file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
+        _write_environment(run / "env.txt")
+
+    state.wait_for_everyone()
+    run.mkdir(parents=True, exist_ok=True)  # a second machine may not see the folder on their shared disk yet
+    return run
+
+
+_LOCK_FILES = []  # kept open; the kernel releases a lock when the process ends, however it ends
+
+
+def lock_folder(folder: Path) -> None:
+    """Locks the folder for this process; raises ValueError that names the process which has it."""
+    _LOCK_FILES.clear()  # flock would refuse a second lock to this process as well
+    file = open(folder / "lock", "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip()
+        message = f"{folder} is in use by {holder}; wait for its end, or name another folder with --out"
+        raise ValueError(message) from None
+    except OSError as error:  # a file system without locks
+        print(f"WARNING: {folder} cannot be locked ({error}); do not start two runs in it", file=sys.stderr)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    _LOCK_FILES.append(file)
+
+
+def constants(namespace: dict) -> dict:
+    """Returns the upper-case numbers and texts of a script, from its globals()."""
+    found = {}
+    for name, value in namespace.items():
+        if name.isupper() and isinstance(value, int | float | str):
+            found[name] = value
+    return found
+
+
+def read_arguments(folder: Path) -> dict:
+    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of the run."""
+    path = folder / "config.json"
+    if not path.exists():
+        path = folder.parent / "config.json"
+    return json.loads(path.read_text())["args"]
+
+
+def _run_name(arguments: dict, script: str, model: str) -> str:
+    folder = Path(model)
+    if folder.name == "model":  # results/<run>/model: the run's name says more
+        folder = folder.parent
+    label = arguments.get("preset") or folder.name
+    key = hashlib.sha1(json.dumps(_lasting(arguments), sort_keys=True).encode()).hexdigest()[:6]
+    return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
+
+
+def _lasting(arguments: dict) -> dict:
+    """Returns the arguments that cannot change without making it another run."""
+    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *FREE)}
+
+
+def _differences(before: dict, now: dict) -> list[str]:
+    return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
+
+
+def _is_finished(run: Path, arguments: dict) -> bool:
+    """Tells whether a run has its summary, and its model if it trains one, and is not to be longer now."""
+    if not (run / "summary.json").exists():
+        return False
+    is_training = "learning_rate" in arguments
+    if is_training and not (run / "model").exists():
+        return False
+    before = read_arguments(run)
+    return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)
+
+
+def _contents(run: Path) -> list[Path]:
+    if not run.exists():
+        return []
+    return [path for path in run.iterdir() if path.name != "lock"]
+
+
+def _empty_folder(run: Path) -> None:
+    for path in _contents(run):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _check_new_run(run: Path, args) -> None:
+    """Exits with 2 if the folder holds something that may not be replaced."""
+    if _contents(run) and not args.overwrite:
+        fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
+    if _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
+        fail(
+            f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
+        )
+
+
+def _check_resume(run: Path, now: dict) -> None:
+    """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
+    before = json.loads((run / "config.json").read_text())
+    changed = _differences(before["args"], _lasting(now["args"]))
+    changed += _differences(before.get("constants", {}), now["constants"])
+    if changed:
+        fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
+    if before["processes"] != now["processes"]:
+        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
+    # of DPO; the model of a later round cannot be taken back
+    rounds_begun = len(list(run.glob("round-[1-9]*")))
+    n_rounds = now["args"].get("rounds", rounds_begun)
+    if n_rounds < rounds_begun:
+        fail(
+            f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
+            f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
+        )
+    free = {name: value for name, value in now["args"].items() if name in FREE}
+    freely_changed = _differences(before["args"], free)
+    if freely_changed:
+        print("goes on with", ", ".join(freely_changed))
+
+
+@functools.cache  # reading the metadata of all packages takes a tenth of a second
+def installed_packages() -> list[str]:
+    """Returns name==version of each installed package."""
+    packages = []
+    for package in distributions():
+        metadata = package.metadata
+        packages.append(f"{metadata['Name']}=={metadata['Version']}")
+    return sorted(packages)
+
+
+def _write_environment(path: Path) -> None:
+    """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
+    root = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        if not shutil.which("git"):
+            return ""
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout
+
+    commit = git("rev-parse", "HEAD").strip()
+    changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
+    environment = "\n".join([commit, *gpus, *installed_packages(), changes])
+
+    earlier = ""
+    if path.exists():
+        earlier = path.read_text()
+    if earlier.endswith(environment):
+        return
+    if earlier:
+        print(f"WARNING: commit, changed files, packages or GPUs differ from the last start; {path} has both")
+        environment = f"{earlier}\n\n# resumed\n{environment}"
+    write_file(path, environment)
+
+
+# --- 3. the checkpoint to go on from
+
+# each row has its step; a resume cuts them back to its checkpoint
+LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
+
+
+@dataclass
+class Run:
+    """A run that is under way."""
+
+    folder: Path
+    args: RunArgs
+    accelerator: Accelerator
+    checkpoint: Path | None
+    """Folder of the checkpoint from which it goes on; None at a start."""
+    first_step: int
+    """The step of that checkpoint; 0 at a start."""
+
+
+def resume(folder: Path, args, accelerator: Accelerator) -> Run:
+    """Finds the last whole checkpoint, if `args.resume` is set, and cuts the logs back to it."""
+    check_shared_disk(folder, accelerator)
+    checkpoint = None
+    first_step = 0
+    last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
+    if args.resume:
+        checkpoint = latest(folder)
+        source = checkpoint or f"the beginning of {folder}: it has no checkpoint"
+        accelerator.print(f"resumes from {source}", flush=True)
+    if checkpoint:
+        first_step = step_of(checkpoint)
+        last_logged = first_step
+    if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
+        fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
+    if accelerator.is_main_process:
+        for name in LOGS:
+            cut_log(folder / name, last_logged)
+    accelerator.wait_for_everyone()
+    return Run(folder, args, accelerator, checkpoint, first_step)
+
+
+def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
+    """Exits with 2 if a process does not see what rank 0 writes into the run's folder.
+
+    A machine with a disk of its own would keep its part of each checkpoint and of the model to itself.
+    """
+    host = socket.gethostname()
+    mark = run / broadcast_object_list([f"seen-from-{host}-{os.getpid()}"])[0]  # a name that no file ever had
+    if accelerator.is_main_process:
+        mark.touch()
+    accelerator.wait_for_everyone()
+    blind = [name for name in gather_object(["" if mark.exists() else host]) if name]
+    if accelerator.is_main_process:
+        mark.unlink()
+    if blind:
+        fail(
+            f"{run} on {blind[0]} is not the folder that process 0 writes; all machines need --out on a disk "
+            "that they share"
+        )
+
+
+def cut_log(path: Path, last_step: int) -> None:
+    """Removes the rows of a log after `last_step`, so that no step is there twice."""
+    if path.exists():
+        write_jsonl(path, [row for row in read_log(path) if row["step"] <= last_step])
+
+
+# --- 4. steps
+
+
+def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
+    """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws differently."""
+    number = (seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index
+    set_seed(number % 2**32)  # NumPy takes no more than 32 bits
+
+
+def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
+    """Returns the rows of a step (from 1): `per_step` prompts, traces or pairs.
+
+    They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
+    through the rows once, in its own order; a remainder smaller than a step is left out.
+    """
+    steps_per_epoch = len(rows) // per_step
+    epoch, position = divmod(step - 1, steps_per_epoch)
+    order = np.random.default_rng((seed, epoch)).permutation(len(rows))
+    chosen = order[position * per_step : (position + 1) * per_step]
+    return [rows[place] for place in chosen]
+
+
+class Timer:
+    """Measures the phases of a step: each starts where the last one ended, the first one now.
+
+    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
+    """
+
+    def __init__(self, at_each_phase: Callable[[], None] = lambda: None):
+        self.metrics: dict[str, float] = {}
+        """time/<phase>: seconds. On a GPU also memory/<phase>: the most GiB that torch had allocated."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self.at_each_phase = at_each_phase
+        self.started = time.monotonic()
+        self.last = self.started
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of all phases."""
+        return self.last - self.started
+
+    def end(self, phase: str) -> None:
+        """Adds the time since the last call to time/<phase>. Waits for the GPU first."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            gib = torch.cuda.max_memory_allocated() / 2**30
+            self.metrics[f"memory/{phase}"] = max(gib, self.metrics.get(f"memory/{phase}", 0.0))
+            torch.cuda.reset_peak_memory_stats()
+        now = time.monotonic()
+        self.metrics[f"time/{phase}"] = self.metrics.get(f"time/{phase}", 0.0) + now - self.last
+        self.last = now
+        self.at_each_phase()
+
+
+def asks_somebody(args) -> bool:
+    """Tells whether a run waits for replies of a judge or a simulator."""
+    simulator = getattr(args, "simulator", "")
+    is_model = bool(simulator) and ".py:" not in simulator
+    return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
+
+
+class Training:
+    """What surrounds the steps of a training script; see `training`, which makes it."""
+
+    def __init__(
+        self,
+        run: Run,
+        learners: dict[str, Learner],
+        tokenizer,
+        n_steps: int,
+        columns: dict[str, str],
+        checks: list[Callable] = (),
+        measure: Callable[[int], bool] | None = None,
+    ):
+        self.run = run
+        self.learners = learners
+        self.tokenizer = tokenizer
+        self.n_steps = n_steps
+        self.columns = columns
+        self.checks = checks
+        self.measure = measure
+        self.last_step = run.first_step
+        """The last step that was trained."""
+        self.end_reason = ""
+        """Why the run ends before `n_steps`."""
+        self.timer = Timer()
+        """That of the step; `timer.end(phase)` ends a phase."""
+        self.sigterm_at: float | None = None
+        self.started = time.monotonic()
+        self.n_tokens = 0
+        if run.accelerator.is_main_process:
+            logged = read_log(run.folder / "metrics.jsonl")
+            if logged:
+                self.n_tokens = logged[-1].get("num_tokens", 0)
+        self.tracker = start_tracker(run.args.report_to, run.folder, run.first_step)
+        self.stacks = open(run.folder / f"stacks-rank{run.accelerator.process_index}.txt", "a")
+
+    def steps(self) -> Iterator[int]:
+        """Yields the steps that are left, from 1 on. Each is seeded, so that a resumed run draws the same."""
+        seed = self.run.args.seed
+        accelerator = self.run.accelerator
+        if self.measure and self.run.first_step == 0:  # where the curves of held_out.jsonl begin
+            seed_step(seed, 0, accelerator)
+            self.measure(0)
+        for step in range(self.run.first_step + 1, self.n_steps + 1):
+            self.timer = Timer(at_each_phase=self._expect_progress)
+            if asks_somebody(self.run.args):
+                faulthandler.cancel_dump_traceback_later()  # until the first phase ends
+            else:
+                self._expect_progress()
+            seed_step(seed, step - 1, accelerator)
+            yield step
+            if self.end_reason:
+                return
+
+    def end(self, step: int, metrics: dict, n_tokens: int, completions: list = ()) -> None:
+        """Ends a step: logs it, checks it, saves; raises Stopped after SIGTERM.
+
+        Args:
+            n_tokens: tokens that the step read, over all processes.
+            completions: those of all processes; each is a row of completions.jsonl.
+        """
+        self.timer.end("other")
+        self.last_step = step
+        self._log(step, metrics | self.timer.metrics, n_tokens)
+        if completions and self.run.accelerator.is_main_process:
+            rows = [{"step": step, **completion.row()} for completion in completions]
+            append_jsonl(self.run.folder / "completions.jsonl", rows)
+        for check in self.checks:
+            self.end_reason = check(step, metrics, completions) or self.end_reason
+
+        is_stopping = self._sigterm_came()
+        is_last = step == self.n_steps or bool(self.end_reason)
+        if is_stopping or is_last or step % self.run.args.save_steps == 0:
+            self._save(step)
+        if is_stopping:
+            raise Stopped(step)
+        if self.end_reason:
+            self.run.accelerator.print(f"{self.end_reason}; the run ends here")
+
+    def _save(self, step: int) -> None:
+        # measured before it is saved: a run that is killed between the two repeats this step, and measures again
+        faulthandler.cancel_dump_traceback_later()  # a judge of --gold, or 100 GB on a slow disk, may take long
+        accelerator = self.run.accelerator
+        if self.measure and self.measure(step):
+            best = self.run.folder / "best_by_gold"
+            save_model(best, self.learners["model"].model, self.tokenizer, accelerator)
+        save_checkpoint(self.run.folder, step, self.learners, self.tokenizer, self.run.args, accelerator)
+
+    def _log(self, step: int, metrics: dict, n_tokens: int) -> None:
+        """Writes a line of metrics.jsonl, prints and reports it; main process only."""
+        if not self.run.accelerator.is_main_process:
+            return
+        elapsed = time.monotonic() - self.started
+        seconds = self.timer.seconds
+        self.n_tokens += n_tokens
+        metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
+        line = {"step": step, "seconds": round(elapsed, 2), **metrics}
+        append_jsonl(self.run.folder / "metrics.jsonl", [line])
+        if self.tracker:
+            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+            self.tracker.log(numbers, step=step)
+
+        shown = []
+        for title, key in self.columns.items():
+            value = metrics.get(key)
+            if value is not None and math.isfinite(value):
+                shown.append(f"{title} {value:.4g}")
+        minutes_left = elapsed / (step - self.run.first_step) * (self.n_steps - step) / 60
+        shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
+        print(f"step {step}/{self.n_steps}", *shown, sep="  ", flush=True)
+
+    def _expect_progress(self) -> None:
+        """Ends the process with the stacks of its threads, unless this is called again within --stall-minutes.
+
+        The timer is a thread without the GIL, so it also ends a process whose GIL is held. A debugger may take longer.
+        """
+        if sys.gettrace() is None:
+            faulthandler.dump_traceback_later(60 * self.run.args.stall_minutes, exit=True, file=self.stacks)
+
+    def on_sigterm(self, number, frame) -> None:
+        """Notes SIGTERM, at which the run stops at the end of its step; a second one ends it at once."""
+        now = time.monotonic()
+        if self.sigterm_at is None:
+            self.sigterm_at = now
+            os.write(
+                2,
+                b"SIGTERM: the run stops with a checkpoint at the end of this step; a second one ends it at once\n",
+            )
+        elif now - self.sigterm_at > SAME_SIGTERM:
+            os._exit(STOPPED)
+
+    def _sigterm_came(self) -> bool:
+        """Tells whether any process received SIGTERM."""
+        asked = torch.tensor(float(self.sigterm_at is not None), device=self.run.accelerator.device)
+        return self.run.accelerator.reduce(asked, "sum").item() > 0
+
+    def close(self) -> None:
+        """Ends the tracker's run, and the timer of hangs."""
+        faulthandler.cancel_dump_traceback_later()
+        if self.tracker:
+            self.tracker.finish()
+        self.stacks.close()
+        path = Path(self.stacks.name)
+        if not path.stat().st_size:
+            path.unlink()
+
+
+STOPPED = 143  # exit code after SIGTERM; a shell has the same
+SAME_SIGTERM = 5  # seconds in which a second SIGTERM is the first one, passed on by scheduler and launcher
+
+
+class Stopped(Exception):
+    """Ends a run after SIGTERM, when its checkpoint is written; the argument is the step."""
+
+
+@contextlib.contextmanager
+def training(
+    run: Run,
+    learners: dict[str, Learner],
+    tokenizer,
+    n_steps: int,
+    columns: dict[str, str],
+    sampler=None,
+    **options,
+) -> Iterator[Training]:
+    """Surrounds the loop of a training script: ends it in order on SIGTERM, hangs and errors.
+
+    Args:
+        learners: {"model": the policy, "critic": ..., ...}, which are in each checkpoint.
+        n_steps: the run's length, steps of an earlier start included.
+        columns: {title on the screen: key of the metrics}.
+        sampler: of a loop that generates; a run that was stopped closes it.
+        options: `checks`, functions of (step, metrics, completions) that raise an error, or return a reason to end
+            the run after this step; and `measure`, a function of the step (0 before the first) that measures held-out
+            prompts before each checkpoint and tells whether the model is the best so far.
+    """
+    _hold_process_group()
+    train = Training(run, learners, tokenizer, n_steps, columns, **options)
+    before = signal.signal(signal.SIGTERM, train.on_sigterm)
+    try:
+        yield train
+    except Stopped as stopped:
+        run.accelerator.print(
+            f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
+        )
+        leave(sampler)
+        sys.exit(STOPPED)
+    except (Exception, SystemExit) as error:  # SystemExit: such as a judge's budget that is spent
+        whole = [folder.name for folder in numbered(run.folder) if (folder / "complete").exists()]
+        outlook = f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"
+        print(f"error: the run ended by {in_one_line(error)}; {outlook}", file=sys.stderr, flush=True)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        train.close()
 
 
 def start_tracker(report_to: str, run: Path, first_step: int):
@@ -230,504 +896,7 @@ def start_tracker(report_to: str, run: Path, first_step: int):
     return tracker
 
 
-class Timer:
-    """Measures the phases of a step: each lap starts where the last one ended, the first one now.
-
-    Scoring that runs while others are sampled counts as rollout. Every process measures itself.
-    """
-
-    def __init__(self):
-        self.metrics: dict[str, float] = {}
-        """time/<phase>: seconds. On a GPU also memory/<phase>: the most GiB that torch had allocated."""
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        self.started = time.monotonic()
-        self.last = self.started
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds of all laps."""
-        return self.last - self.started
-
-    def end(self, phase: str) -> None:
-        """Adds the time since the last call to time/<phase>. Waits for the GPU first."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            gib = torch.cuda.max_memory_allocated() / 2**30
-            self.metrics[f"memory/{phase}"] = max(gib, self.metrics.get(f"memory/{phase}", 0.0))
-            torch.cuda.reset_peak_memory_stats()
-        now = time.monotonic()
-        self.metrics[f"time/{phase}"] = self.metrics.get(f"time/{phase}", 0.0) + now - self.last
-        self.last = now
-
-
-class StepLogger:
-    """Writes metrics.jsonl, prints and reports each step. Main process only; other ranks' calls do nothing."""
-
-    def __init__(
-        self, run: Path, first_step: int, steps: int, columns: dict[str, str], report_to: str = "none"
-    ):
-        """`columns`: {name on the screen: key of the metrics}."""
-        self.run = run
-        self.first_step = first_step
-        self.steps = steps
-        self.columns = columns
-        self.started = time.monotonic()
-        path = run / "metrics.jsonl"
-        rows = read_log(path) if PartialState().is_main_process else []
-        self.n_tokens = rows[-1].get("num_tokens", 0) if rows else 0
-        self.tracker = start_tracker(report_to, run, first_step)
-
-    def log(self, step: int, metrics: dict, n_tokens: int, seconds: float) -> None:
-        """Logs step number `step` (from 1), which read `n_tokens` over all processes and took `seconds`."""
-        if not PartialState().is_main_process:
-            return
-        elapsed = time.monotonic() - self.started
-        self.n_tokens += n_tokens
-        metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
-        append_jsonl(self.run / "metrics.jsonl", [{"step": step, "seconds": round(elapsed, 2), **metrics}])
-        if self.tracker:
-            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-            self.tracker.log(numbers, step=step)
-
-        shown = []
-        for name, key in self.columns.items():
-            value = metrics.get(key)
-            if value is not None and math.isfinite(value):
-                shown.append(f"{name} {value:.4g}")
-        minutes_left = elapsed / (step - self.first_step) * (self.steps - step) / 60
-        shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
-        print(f"step {step}/{self.steps}", *shown, sep="  ", flush=True)
-
-    def log_completions(self, step: int, completions: list) -> None:
-        """Adds the completions of a step to completions.jsonl."""
-        if PartialState().is_main_process:
-            append_jsonl(self.run / "completions.jsonl", [{"step": step, **c.row()} for c in completions])
-
-    def close(self) -> None:
-        """Ends the run of the tracker, if there is one."""
-        if self.tracker:
-            self.tracker.finish()
-
-
-# --- 3. the run's folder
-
-# arguments that say how a run is started, not what it is
-HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
-# a larger value continues a finished run
-LENGTH = ("steps", "rounds")
-# arguments that a resume may change: with another value, what was learned so far would be the same
-FREE = (
-    *LENGTH,
-    "stall_minutes",
-    "keep_checkpoints",
-    "save_steps",
-    "budget",
-    "price",
-    "key_env",
-    "concurrency",
-    "micro_batch_tokens",
-    "reward_tokens_per_batch",
-    "vllm_server_url",
-    "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
-    "judge_url",
-    "vllm_memory",
-    "vllm_sleep",
-    "data_parallel",
-    "tensor_parallel",
-    "judge_tensor_parallel",
-    "allow_truncation",
-    "report_to",
-)
-
-
-def digest_files(arguments: dict) -> dict[str, str]:
-    """Returns {path: SHA-256} of the files, model folders and folders of data sets that arguments name."""
-    words = []
-    for value in arguments.values():
-        words += value if isinstance(value, list) else [value]
-    paths = set()
-    for word in words:
-        if isinstance(word, str) and word:
-            # local:PATH, NAME.OPTION=PATH and PATH.py:FUNCTION
-            path = Path(re.sub(r"^local:|^\w+\.\w+=|(?<=\.py):.*", "", word))
-            without_split = Path(re.sub(r":[^:/]*$", "", word))  # FOLDER:SPLIT
-            paths.add(path if path.exists() else without_split)
-
-    digests = {}
-    for path in sorted(paths):
-        if path.is_file():
-            digests[str(path)] = _digest_file(path)
-        elif path.is_dir() and any(path.glob("*.safetensors")):
-            digests[str(path)] = _digest_weights(path)
-        elif path.is_dir():
-            for file in sorted(_rows_in(path)):
-                digests[str(file)] = _digest_file(file)
-    return digests
-
-
-def _rows_in(folder: Path) -> list[Path]:
-    """Returns the files of a data set: those that `datasets` saves, and those that rlmt/data.py reads."""
-
-    return [file for file in folder.rglob("*") if file.name.endswith((".arrow", *FILE_TYPES))]
-
-
-def _digest_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_weights(folder: Path) -> str:
-    """Digests sizes, and the first and last MiB of each file, as whole gigabytes would take too long."""
-    digest = hashlib.sha256()
-    for part in sorted(folder.glob("*.safetensors")):
-        size = part.stat().st_size
-        with open(part, "rb") as file:
-            digest.update(f"{part.name} {size} ".encode() + file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
-def constants(namespace: dict) -> dict:
-    """Returns the upper-case numbers and texts of a script, from its globals()."""
-    found = {}
-    for name, value in namespace.items():
-        if name.isupper() and isinstance(value, int | float | str):
-            found[name] = value
-    return found
-
-
-def _differences(before: dict, now: dict) -> list[str]:
-    return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
-
-
-def _lasting(arguments: dict) -> dict:
-    """Returns the arguments that cannot change without making it another run."""
-    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *FREE)}
-
-
-def run_key(arguments: dict) -> str:
-    """Returns the hash of the lasting arguments; it ends the folder's name and marks the checkpoints."""
-    return hashlib.sha1(json.dumps(_lasting(arguments), sort_keys=True).encode()).hexdigest()[:6]
-
-
-def read_arguments(folder: Path) -> dict:
-    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of the run."""
-    path = folder / "config.json"
-    if not path.exists():
-        path = folder.parent / "config.json"
-    return json.loads(path.read_text())["args"]
-
-
-def _run_name(arguments: dict, script: str, model: str) -> str:
-    folder = Path(model)
-    if folder.name == "model":  # results/<run>/model: the run's name says more
-        folder = folder.parent
-    label = arguments.get("preset") or folder.name
-    return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{run_key(arguments)}"
-
-
-class Start(NamedTuple):
-    """A run that `check_run` allows, and that `start_run` starts."""
-
-    run: Path
-    """Its folder, which may not exist yet."""
-    config: dict
-    """The content of config.json. The digests of files are there on the main process only."""
-    is_resume: bool
-    """Whether it goes on from what the folder holds, as --resume asks."""
-
-
-def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
-    """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
-
-    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
-    same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
-    `args.resume` with equal arguments (except FREE), constants and files.
-    A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
-    """
-    state = PartialState(cpu=not torch.cuda.is_available())
-    # as config.json gives them back, for the comparison with an earlier start
-    arguments = json.loads(json.dumps(dataclasses.asdict(args), default=str))
-    run = Path(args.out or f"results/{_run_name(arguments, script, model)}")
-    is_resume = args.resume and (run / "config.json").exists()
-    config = {
-        "script": script,
-        "args": arguments,
-        "constants": script_constants or {},
-        "processes": state.num_processes,
-    }
-    if state.is_main_process:
-        inputs = {name: value for name, value in arguments.items() if name not in HOW_STARTED}
-        config["files"] = digest_files(inputs)
-        if is_resume:
-            _check_resume(run, config)
-        else:
-            _check_new_run(run, args, arguments)
-    if broadcast_object_list([is_resume and _is_finished(run, arguments)])[0]:
-        longer = ""
-        if any(name in arguments for name in LENGTH):
-            longer = ", a larger --steps or --rounds trains it on"
-        state.print(f"{run} is complete; --overwrite starts it anew{longer}")
-        state.destroy_process_group()
-        sys.exit(0)
-    return Start(run, config, is_resume)
-
-
-def start_run(start: Start) -> Path:
-    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
-
-    A folder in use exits with 2.
-    """
-    state = PartialState()
-    run = start.run
-    if state.is_main_process:
-        run.mkdir(parents=True, exist_ok=True)
-        or_fail(lock_folder, run)
-        if not start.is_resume:
-            _empty_folder(run)
-        print(f"run folder: {run}", flush=True)
-        if (run / "model").exists():  # a training run that is to be longer is not finished any more
-            (run / "summary.json").unlink(missing_ok=True)
-        write_file(run / "config.json", json.dumps(start.config, indent=1))
-        with open(run / "command.txt", "a") as file:  # a line a start: a resumed run has several
-            file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        _write_environment(run / "env.txt")
-
-    state.wait_for_everyone()
-    run.mkdir(parents=True, exist_ok=True)  # a second machine may not see the folder on their shared disk yet
-    set_run(run, start.config["args"].get("stall_minutes", 0))
-    return run
-
-
-def _is_finished(run: Path, arguments: dict) -> bool:
-    """Tells whether a run has its summary, and its model if it trains one, and is not to be longer now."""
-    if not (run / "summary.json").exists():
-        return False
-    is_training = "learning_rate" in arguments
-    if is_training and not (run / "model").exists():
-        return False
-    before = read_arguments(run)
-    return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)
-
-
-def _contents(run: Path) -> list[Path]:
-    if not run.exists():
-        return []
-    return [path for path in run.iterdir() if path.name != "lock"]
-
-
-def _empty_folder(run: Path) -> None:
-    for path in _contents(run):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _check_new_run(run: Path, args, arguments: dict) -> None:
-    """Exits with 2 if the folder holds something that may not be replaced."""
-    if _contents(run) and not args.overwrite:
-        fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-    if _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
-        fail(
-            f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
-        )
-    if args.resume and not args.out:
-        _warn_of_nearest_run(run, arguments)
-
-
-def _check_resume(run: Path, now: dict) -> None:
-    """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
-    before = json.loads((run / "config.json").read_text())
-    changed = _differences(before["args"], _lasting(now["args"]))
-    changed += _differences(before.get("constants", {}), now["constants"])
-    if changed:
-        fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
-    if before["processes"] != now["processes"]:
-        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
-    rounds_begun = len(
-        list(run.glob("round-[1-9]*"))
-    )  # of DPO; the model of a later round cannot be taken back
-    n_rounds = now["args"].get("rounds", rounds_begun)
-    if n_rounds < rounds_begun:
-        fail(
-            f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
-            f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
-        )
-    for path, digest in before.get("files", {}).items():
-        if now["files"].get(path) != digest:
-            fail(f"--resume: {path} has changed since {run} was started; --overwrite starts anew")
-    free = {name: value for name, value in now["args"].items() if name in FREE}
-    freely_changed = _differences(before["args"], free)
-    if freely_changed:
-        print("goes on with", ", ".join(freely_changed))
-
-
-def _warn_of_nearest_run(run: Path, arguments: dict) -> None:
-    """Warns that --resume finds nothing, and names the run whose arguments differ least."""
-    differences = {}
-    without_hash = run.name[:-6]
-    for path in sorted(run.parent.glob(f"{without_hash}*/config.json")):
-        differences[path.parent] = _differences(read_arguments(path.parent), _lasting(arguments))
-    if differences:
-        nearest = min(differences, key=lambda folder: len(differences[folder]))
-        print(
-            f"WARNING: --resume starts anew, as there is no {run}; {nearest} has other arguments: "
-            f"{', '.join(differences[nearest])}"
-        )
-
-
-@functools.cache  # reading the metadata of all packages takes a tenth of a second
-def installed_packages() -> list[str]:
-    """Returns name==version of each installed package."""
-    packages = []
-    for package in distributions():
-        metadata = package.metadata
-        packages.append(f"{metadata['Name']}=={metadata['Version']}")
-    return sorted(packages)
-
-
-def _write_environment(path: Path) -> None:
-    """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
-    root = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        if not shutil.which("git"):
-            return ""
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout
-
-    commit = git("rev-parse", "HEAD").strip()
-    changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
-    environment = "\n".join([commit, *gpus, *installed_packages(), changes])
-
-    earlier = ""
-    if path.exists():
-        earlier = path.read_text()
-    if earlier.endswith(environment):
-        return
-    if earlier:
-        print(f"WARNING: commit, changed files, packages or GPUs differ from the last start; {path} has both")
-        environment = f"{earlier}\n\n# resumed\n{environment}"
-    write_file(path, environment)
-
-
-# --- steps, and the end of a run
-
-
-# each row has its step; a resume cuts them back to its checkpoint
-LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
-
-
-def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
-    """Exits with 2 if a process does not see what rank 0 writes into the run's folder.
-
-    A machine with a disk of its own would keep its part of each checkpoint and of the model to itself.
-    """
-    host = socket.gethostname()
-    mark = run / broadcast_object_list([f"seen-from-{host}-{os.getpid()}"])[0]  # a name that no file ever had
-    if accelerator.is_main_process:
-        mark.touch()
-    accelerator.wait_for_everyone()
-    blind = [name for name in gather_object(["" if mark.exists() else host]) if name]
-    if accelerator.is_main_process:
-        mark.unlink()
-    if blind:
-        fail(
-            f"{run} on {blind[0]} is not the folder that process 0 writes; all machines need --out on a disk "
-            "that they share"
-        )
-
-
-def start_or_resume(run: Path, args, accelerator: Accelerator) -> tuple[Path | None, int]:
-    """Returns the checkpoint to continue from and its step, or (None, 0) at a start; cuts the logs back to it."""
-    check_shared_disk(run, accelerator)
-    folder = None
-    first_step = 0
-    last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
-    if args.resume:
-        folder = latest(run)
-        accelerator.print(
-            f"resumes from {folder or f'the beginning of {run}: it has no checkpoint'}", flush=True
-        )
-    if folder:
-        first_step = step_of(folder)
-        last_logged = first_step
-    if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
-        fail(f"--steps {args.steps}: {folder} has trained {first_step} steps; name at least as many")
-    if accelerator.is_main_process:
-        for name in LOGS:
-            cut_log(run / name, last_logged)
-    accelerator.wait_for_everyone()
-    return folder, first_step
-
-
-def cut_log(path: Path, last_step: int) -> None:
-    """Removes the rows of a log after `last_step`, so that no step is there twice."""
-    if not path.exists():
-        return
-    write_jsonl(path, [row for row in read_log(path) if row["step"] <= last_step])
-
-
-def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
-    """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws differently."""
-    number = (seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index
-    set_seed(number % 2**32)  # NumPy takes no more than 32 bits
-
-
-def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
-    """Returns the rows of a step: `per_step` prompts, traces or pairs.
-
-    They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
-    through the rows once, in its own order; a remainder smaller than a step is left out.
-    """
-    steps_per_epoch = len(rows) // per_step
-    epoch, position = divmod(step, steps_per_epoch)
-    order = np.random.default_rng((seed, epoch)).permutation(len(rows))
-    chosen = order[position * per_step : (position + 1) * per_step]
-    return [rows[place] for place in chosen]
-
-
-def stop_requested(accelerator: Accelerator) -> bool:
-    """Tells whether any process received SIGTERM."""
-    asked = torch.tensor(float(watchdog.RUN.sigterm_at is not None), device=accelerator.device)
-    return accelerator.reduce(asked, "sum").item() > 0
-
-
-class Stopped(Exception):
-    """Ends a run after SIGTERM, when its checkpoint is written; the argument is the step."""
-
-
-@contextlib.contextmanager
-def guarded(run: Path, accelerator: Accelerator, sampler=None):
-    """Ends a training loop when it stalls, fails or raises Stopped; says from where --resume continues.
-
-    Args:
-        sampler: of a loop that generates, or None; a run that was stopped closes its vLLM.
-    """
-    _hold_process_group()
-    try:
-        with stoppable(), watched():
-            yield
-    except Stopped as stopped:
-        accelerator.print(
-            f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
-        )
-        leave(sampler)
-        sys.exit(STOPPED)
-    except (Exception, SystemExit) as error:  # SystemExit: such as a judge's budget that is spent
-        whole = [folder.name for folder in numbered(run) if (folder / "complete").exists()]
-        outlook = f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"
-        free = shutil.disk_usage(run).free / 2**20
-        print(
-            f"error: the run ended by {in_one_line(error)}; {free:.0f} MiB are free in {run}; {outlook}",
-            file=sys.stderr,
-            flush=True,
-        )
-        raise
-
+# --- 5. the end
 
 _HELD_GROUPS = []
 
@@ -752,14 +921,21 @@ def leave(sampler=None) -> None:
         PartialState().destroy_process_group()
 
 
+def write_summary(run: Path, summary: dict) -> None:
+    """Writes and prints summary.json, which marks a finished run; main process only."""
+    if PartialState().is_main_process:
+        write_file(run / "summary.json", json.dumps(summary, indent=1) + "\n")
+        print(json.dumps(summary), flush=True)
+
+
 def finish_run(run: Path, summary: dict, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
-    from page import write_page  # here: only the end of a run needs them
-    from rlmt.card import write_card
-
     write_summary(run, summary)
     PartialState().wait_for_everyone()
     leave(sampler)
     if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
+        from page import write_page  # only the end of a run needs them
+        from rlmt.card import write_card
+
         or_warn(f"no model card of {run}", write_card, run)
         or_warn(f"no page of {run}", write_page, [run], run / "page.html")

@@ -8,7 +8,7 @@
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-An engine of vLLM (rlmt/vllm.py), a vLLM server (rlmt/vllm.py) or transformers' own generate does the sampling.
+An engine of vLLM (rlmt/vllm.py) or transformers' own generate does the sampling.
 Training loops hand over the policy's weights before every rollout. DPO rounds, evaluations and local judges call
 `generate`, which loads a saved model and seeds every prompt.
 """
@@ -27,12 +27,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, GenerationConfig
+import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from rlmt.vllm import Engine, Engines, Server, gpu_groups
-from rlmt.watchdog import beat
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
@@ -70,6 +68,8 @@ class Completion:
     """See utils.split_thinking."""
     cut_off: bool
     n_thinking_tokens: int
+    prompt: dict = field(default_factory=dict)
+    """The prompt's row, with whatever fields verifiers read."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Each part's value, None where there is none."""
     contributions: dict[str, float | None] = field(default_factory=dict)
@@ -145,13 +145,13 @@ def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
     """Decodes a sample and splits it into thinking and response.
 
-    `prompt`: {id, prompt: messages, prompt_ids}.
+    `prompt`: a row of data.load_prompts.
     """
     text = text_of(tokenizer, sample)
     parts = split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
-        messages=prompt["prompt"],
+        messages=prompt["messages"],
         prompt_ids=prompt["prompt_ids"],
         ids=sample.ids,
         text=text,
@@ -161,6 +161,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
         cut_off=not sample.finished,
         n_thinking_tokens=len(tokenizer(parts.thinking, add_special_tokens=False)["input_ids"]),
         sampler_logprobs=sample.logprobs,
+        prompt=prompt,
     )
 
 
@@ -234,7 +235,7 @@ class Sampling:
     stop: str = ""
     """A completion ends behind this string too, not only at the tokenizer's ends of turn."""
     budget: ThinkingBudget | None = None
-    """Closes thinking that is too long; None: it may take all tokens. A server takes no budget."""
+    """Closes thinking that is too long; None: it may take all tokens."""
 
 
 def wants_vllm(rollout: str) -> bool:
@@ -249,7 +250,7 @@ def wants_vllm(rollout: str) -> bool:
 
 
 class Sampler:
-    """Samples completions of a model by vLLM, by a vLLM server, or by transformers' generate.
+    """Samples completions of a model by vLLM or by transformers' generate.
 
     Args:
         model: folder or hub name; None, as in tests: weights come by `sync` alone.
@@ -258,11 +259,10 @@ class Sampler:
         vllm_memory: share of the GPU that vLLM reserves.
         in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
             transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
-        gpus: those of each engine with a process of its own, see vllm_engine.gpu_groups; None: one GPU.
+        gpus: those of each engine with a process of its own, see rlmt.vllm.gpu_groups; None: one GPU.
         sleeps: whether `sleep` frees vLLM's memory.
         batch_size: completions that transformers' generate samples at once.
         dtype: that of computation, see utils.compute_dtype.
-        server: it samples instead of an engine; `use_vllm` is then False.
     """
 
     def __init__(
@@ -278,7 +278,6 @@ class Sampler:
         sleeps: bool = False,
         batch_size: int = 128,
         dtype: str = "auto",
-        server: Server | None = None,
     ):
         self.tokenizer = tokenizer
         self.sampling = sampling
@@ -286,15 +285,18 @@ class Sampler:
         self.batch_size = batch_size
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.vllm = server  # or an engine, or several
-        self.policy = None  # what transformers samples from, if self.vllm is None
+        self.backend = None  # vLLM, in this process or in processes of its own
+        self.policy = None  # what transformers samples from, if there is no backend
+        self.in_process = in_process
+        if use_vllm:
+            from rlmt.vllm import Engine, Engines, gpu_groups
         if use_vllm and in_process:
-            self.vllm = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
+            self.backend = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
         elif use_vllm:
             gpus = gpus or gpu_groups()
-            self.vllm = Engines(model, max_length, vllm_memory, gpus, self.dtype)
+            self.backend = Engines(model, max_length, vllm_memory, gpus, self.dtype)
         elif model and not in_process:
-            self.policy, _ = load_weights(AutoModelForCausalLM, model, dtype=self.dtype)
+            self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
             self.policy.to(DEVICE).eval()
 
     def sample(
@@ -303,13 +305,13 @@ class Sampler:
         """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
 
         `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
-        samples follow from torch's generator, or with a server from NumPy's.
+        samples follow from torch's generator.
         """
-        if self.vllm is None:
+        if self.backend is None:
             yield from self._sample_by_transformers(prompts, seeds, done)
             return
 
-        parameters = {  # vLLM's SamplingParams and /v1/completions have the same names
+        parameters = {  # of vLLM's SamplingParams
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "max_tokens": self.sampling.max_tokens,
@@ -327,7 +329,7 @@ class Sampler:
                     requests[place]["seed"] = seeds[place]
                 if self.sampling.budget:
                     requests[place]["budget"] = self.sampling.budget
-        for place, ids, logprobs, finished in self.vllm.complete(requests):
+        for place, ids, logprobs, finished in self.backend.complete(requests):
             yield place, Sample(ids, logprobs, finished)
 
     def _sample_by_transformers(
@@ -360,18 +362,14 @@ class Sampler:
         batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
         width = batch["input_ids"].size(1)
 
-        def after_each_token(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
-            """Reports progress, and says which rows end by the stop string."""
-            beat()
-            if not self.sampling.stop:  # generate itself knows the ends of turn
-                return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        def ends_by_stop_string(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
             last_tokens = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
             return torch.tensor([self._has_ended(row) for row in last_tokens], device=ids.device)
 
         def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
 
-        config = GenerationConfig(
+        config = transformers.GenerationConfig(
             max_new_tokens=self.sampling.max_tokens,
             do_sample=False,
             eos_token_id=self.ends,
@@ -381,15 +379,15 @@ class Sampler:
             config.update(
                 do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
             )
-        options = {**batch, "generation_config": config, "stopping_criteria": [after_each_token]}
+        options = {**batch, "generation_config": config}
+        if self.sampling.stop:  # generate itself knows the ends of turn
+            options["stopping_criteria"] = [ends_by_stop_string]
         if self.sampling.budget:
             options["logits_processor"] = [close_thinking]
         if isinstance(self.policy, Policy):
             # no process of a sharded launch may stop before the last: each forward gathers weights from all
             options["synced_gpus"] = is_sharded_launch()
-            sequences = self.policy(generate=options)
-        else:
-            sequences = self.policy.generate(**options)
+        sequences = self.policy.generate(**options)
         return sequences[:, width:].tolist()
 
     def until_end(self, ids: list[int]) -> tuple[list[int], bool]:
@@ -412,23 +410,24 @@ class Sampler:
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
-        if self.vllm:
-            self.vllm.update(trained)
+        if self.backend:
+            self.backend.update(trained)
         else:
             self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
 
-    def check(self, gap: float, step: int) -> None:
-        """Stops the run when sampler and trainer disagree twice in a row: vLLM samples from other weights.
+    def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
+        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's weights.
 
-        `gap`: mean difference of their log-probabilities, nats a token, over the tokens of a step.
+        They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a step.
         """
+        gap = metrics["sampling/logprob_gap"]
         # top-p sampling raises every sampled token's log-probability by up to -log(p)
         limit = MAX_LOGPROB_GAP[self.dtype] - math.log(self.sampling.top_p)
         if gap <= limit:
             self.breaches_in_a_row = 0
             return
         self.breaches_in_a_row += 1
-        message = f"step {step}: sampler and trainer disagree by {gap:.4f} nat a token (limit {limit:.4f})"
+        message = f"step {step}: sampler and trainer disagree by {gap:.4f} nats per token (limit {limit:.4f})"
         if self.breaches_in_a_row == 2:
             raise RuntimeError(
                 f"{message}, twice in a row: vLLM samples from other weights than those being trained"
@@ -437,14 +436,14 @@ class Sampler:
 
     def sleep(self) -> None:
         """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if isinstance(self.vllm, Engine):
-            self.vllm.sleep()
+        if self.backend and self.in_process:
+            self.backend.sleep()
 
     def close(self) -> None:
         """Frees the model. vLLM's own processes end, and with them their GPU memory."""
-        if self.vllm:
-            self.vllm.close()
-        self.vllm = None
+        if self.backend:
+            self.backend.close()
+        self.backend = None
         self.policy = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -458,7 +457,7 @@ def policy_sampler(
     max_length: int,
     sleeps: bool = False,
 ) -> Sampler:
-    """Returns the sampler of PPO or RLVER, which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of PPO or RLVER, whose top_p is 1 and which `sync` gives the policy; see Sampling and Sampler."""
     stop = THINK_FORMATS[args.think_format].stop
     return Sampler(
         args.model,
@@ -536,7 +535,7 @@ def sample_completions(
     think_format: str,
     when_ended: Callable[[Completion], None] | None = None,
 ) -> list[Completion]:
-    """Samples a completion of each prompt {id, prompt, prompt_ids}; calls `when_ended` with each as it ends."""
+    """Samples a completion of each prompt, a row of data.load_prompts; calls `when_ended` with each as it ends."""
     completions = [None] * len(prompts)
     for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
         completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
@@ -641,8 +640,8 @@ class FormatGuard:
         self.steps_cut_off = 0
         self.steps_malformed = 0
 
-    def check(self, completions: list[Completion], step: int) -> None:
-        """Looks at all completions of step number `step` (from 1)."""
+    def check(self, step: int, metrics: dict[str, float], completions: list[Completion]) -> None:
+        """Looks at all completions of a step (from 1)."""
         if step > 3 or self.args.allow_truncation:
             return
         self.steps_cut_off += fmean(c.cut_off for c in completions) > 0.5

@@ -7,25 +7,18 @@ and local judges start a process for each engine: when it ends, all its GPU memo
 import atexit
 import contextlib
 import gc
-import json
 import logging
 import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 
-import numpy as np
-import requests
 import torch
 from accelerate import PartialState
 
-from rlmt import watchdog
-from rlmt.endpoint import check_key, hide_keys, key_advice, key_for
 from rlmt.model import whole_weights
-from rlmt.watchdog import Run, beat
-from utils import DEVICE, compute_dtype, fail, or_fail
+from utils import DEVICE, compute_dtype, fail
 
 START_METHOD = "spawn"  # of engines' processes: a forked one could not use CUDA if this one has
 
@@ -96,7 +89,6 @@ class Engine:
         closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
         while engine.has_unfinished_requests():
             results = engine.step()
-            beat()  # after the step: the first one compiles kernels, and a run's first beat may be late
             for result in results:
                 place = int(result.request_id)
                 output = result.outputs[0]
@@ -243,7 +235,7 @@ class Engines:
         atexit.register(self.close)  # else the interpreter waits at its end for the processes
         for group in gpus:
             connection, other_end = context.Pipe()
-            process = context.Process(target=_serve, args=(other_end, options, watchdog.RUN))
+            process = context.Process(target=_serve, args=(other_end, options))
             with _environment_of_engine(group):
                 process.start()
             other_end.close()
@@ -310,11 +302,10 @@ def _environment_of_engine(gpus: list[str]):
         os.environ.update(before)
 
 
-def _serve(connection, options: dict, run: Run) -> None:
+def _serve(connection, options: dict) -> None:
     """Runs an engine: sends None when the model is loaded; answers each dictionary by its completions, then None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    watchdog.RUN = run  # so that the engine's steps are progress of the run
     engine = Engine(**options)
     connection.send(None)
     while True:
@@ -332,152 +323,3 @@ def _end_with_parent() -> None:
     """Ends this process with its parent, even after kill -9; else it would keep the GPU's memory."""
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
-
-
-# === a server
-
-REQUESTS_AT_ONCE = 512  # of one process; the server queues what it cannot take
-# replies come in parts of 16 tokens, as each part tells the watchdog that the run makes progress
-STREAM = {"stream": True, "stream_interval": 16, "return_token_ids": True}
-
-
-class Server:
-    """A vLLM server. Every process samples its own prompts from it; the main process sends it the weights.
-
-    Args:
-        url: http://HOST:PORT
-        max_length: tokens of the longest prompt and completion together.
-        key_env: words HOST=NAME of --key-env, for a server with --api-key; see rlmt/endpoint.py.
-
-    Exits with 2 if no server answers, if it was started in another way than the run needs, or if the run's vLLM
-    cannot send weights to it.
-    """
-
-    def __init__(self, url: str, max_length: int, key_env: tuple[str, ...] = ()):
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.key_env = key_env
-        or_fail(check_key, self.url, key_env, "the server")
-        key = key_for(self.url, key_env)
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.transfer = None
-        try:
-            served = self._call("GET", "v1/models").json()["data"][0]
-            self.n_workers = self._call("GET", "get_world_size").json()["world_size"]
-        except requests.ConnectionError as error:
-            fail(f"--vllm-server-url {url}: no server answers ({type(error).__name__})")
-        except PermissionError as error:
-            fail(f"--vllm-server-url: {error}")
-        except (RuntimeError, ValueError, LookupError) as error:
-            fail(f"--vllm-server-url: {error}; start `vllm serve` with VLLM_SERVER_DEV_MODE=1")
-        if served["max_model_len"] < max_length:
-            fail(
-                f"--vllm-server-url: the server takes {served['max_model_len']} tokens, and prompt and completion may "
-                f"have {max_length}; start it with --max-model-len {max_length}"
-            )
-        try:  # `_connect` needs them, when all models are loaded
-            from vllm.distributed.weight_transfer import (  # noqa: F401
-                HTTPVLLMWeightSyncClient,
-                WeightTransferTrainerFactory,
-            )
-        except ImportError as error:
-            fail(f"--vllm-server-url needs vLLM 0.31 in the run's environment as well: {error}")
-
-    def _call(self, method: str, route: str, **options) -> requests.Response:
-        """Calls a route; PermissionError for a wrong key, RuntimeError with the server's words otherwise."""
-        response = requests.request(method, f"{self.url}/{route}", headers=self.headers, **options)
-        if response.status_code == 401:
-            raise PermissionError(f"{self.url} answers 401: {key_advice(self.url, self.key_env)}")
-        if not response.ok:
-            told = hide_keys(response.text, self.key_env)[:300]
-            raise RuntimeError(f"{self.url}/{route} answers {response.status_code}: {told}")
-        return response
-
-    # --- completions
-
-    def complete(self, bodies: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields (place, token ids, log-probabilities, finished) as completions end.
-
-        `bodies`: place -> body for /v1/completions, its prompt in token ids; without a seed it gets one
-        from NumPy's generator. `finished` is False if the token limit cut the completion off.
-        """
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            place_of = {}
-            for place, body in bodies.items():
-                if "seed" not in body:  # the server's generator knows nothing of the run's step
-                    body = body | {"seed": np.random.randint(2**31)}
-                place_of[pool.submit(self._complete, body)] = place
-            for future in as_completed(place_of):
-                yield place_of[future], *future.result()
-
-    def _complete(self, body: dict) -> tuple[list[int], list[float], bool]:
-        """Returns token ids, log-probabilities and finished of one completion, read as it is written."""
-        ids = []
-        logprobs = []
-        ending = None
-        with self._call("POST", "v1/completions", json=body | STREAM, stream=True) as response:
-            for line in response.iter_lines():
-                beat()
-                if not line.startswith(b"data: {"):  # an empty line, or [DONE]
-                    continue
-                part = json.loads(line.removeprefix(b"data: "))
-                if "error" in part:
-                    raise RuntimeError(f"{self.url} broke off a completion: {part['error']}")
-                choice = part["choices"][0]
-                ids += choice["token_ids"]
-                logprobs += choice["logprobs"]["token_logprobs"]
-                ending = choice["finish_reason"]
-        if ending not in ("stop", "length"):
-            raise RuntimeError(f"{self.url} broke off a completion (finish_reason {ending})")
-        return ids, logprobs, ending == "stop"
-
-    # --- weights
-
-    def update(self, trained: torch.nn.Module) -> None:
-        """Sends the weights of the policy being trained; all processes must call it. Untested on GPUs."""
-        if self.transfer is None:
-            self.transfer = self._connect(trained)
-        is_main = PartialState().is_main_process
-        if is_main:
-            self._call("POST", "pause", params={"mode": "wait"})  # also empties the prefix cache
-        self.transfer.send_weights()
-        if is_main:
-            self._call("POST", "resume")
-        PartialState().wait_for_everyone()  # nobody samples before the server has all weights
-
-    def _connect(self, trained: torch.nn.Module):
-        """Opens the NCCL group of the main process and the server's workers."""
-        from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient, WeightTransferTrainerFactory
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-        from vllm.utils.network_utils import get_ip, get_open_port
-
-        group = NCCLTrainerInitInfo(
-            master_address=get_ip(),
-            master_port=get_open_port(),
-            world_size=1 + self.n_workers,
-            rank=PartialState().process_index,
-        )
-        client = HTTPVLLMWeightSyncClient(self.url)
-        return WeightTransferTrainerFactory.trainer_init(group, client=client, source=PolicyWeights(trained))
-
-    def close(self) -> None:
-        """Leaves the NCCL group; the server goes on."""
-        if self.transfer:
-            self.transfer.shutdown()
-
-
-class PolicyWeights:
-    """The whole weights of the policy as vLLM's weight transfer reads them; see its class WeightSource."""
-
-    def __init__(self, trained: torch.nn.Module):
-        from vllm.distributed.weight_transfer import ParamMeta
-
-        self.trained = trained
-        self.metas = []
-        for name, weight in whole_weights(trained):
-            self.metas.append(ParamMeta(name, weight.dtype, tuple(weight.shape)))
-
-    def metadata(self) -> list:
-        return self.metas
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return whole_weights(self.trained)

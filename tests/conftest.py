@@ -1,6 +1,5 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
 
-import dataclasses
 import gzip
 import os
 import runpy
@@ -35,7 +34,7 @@ from transformers import (
 )
 
 from rlmt import chat as templates
-from rlmt import watchdog
+from rlmt import run
 import utils
 from rlmt import vllm as vllm_engine
 from data.smollm2 import WHEEL, make_folder
@@ -198,7 +197,6 @@ def here(monkeypatch, capfd):
     a start of its own takes up to ten seconds of CPU time. For evaluations, and for what ends before training: training sets
     what other tests would see. An exception is one here too."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(watchdog, "RUN", dataclasses.replace(watchdog.RUN))
 
     def start(*args) -> subprocess.CompletedProcess:
         monkeypatch.setattr(sys, "argv", [str(a) for a in args])
@@ -208,7 +206,7 @@ def here(monkeypatch, capfd):
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as e:
             code = e.code
-        watchdog._LOCK_FILES.clear()  # the next start may be another process's
+        run._LOCK_FILES.clear()  # the next start may be another process's
         return subprocess.CompletedProcess(args, code, *capfd.readouterr())
 
     return start

@@ -1,8 +1,8 @@
 """Scripts in processes that are forked from one which has the libraries already, and `accelerate launch` of two such.
 
 A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script itself. Two of
-a launch are joined by torch.distributed as torchrun joins them; what the launcher does when one of them dies is tried with
-the real one, in tests/rlmt/test_watchdog.py.
+a launch are joined by torch.distributed as torchrun joins them; the launcher itself is tried in
+tests/scripts/test_two_processes.py.
 """
 
 import multiprocessing

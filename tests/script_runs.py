@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
-from rlmt import watchdog
+from rlmt import run
 from data.toy import world
 from rlmt import data as rlmt_data
 
@@ -47,10 +47,9 @@ def new_accelerator():
 @contextlib.contextmanager
 def in_this_process():
     """Lets this process, which has the libraries already, run a script more than once."""
-    with contextlib.chdir(ROOT), pytest.MonkeyPatch.context() as patch, new_accelerator():
-        patch.setattr(watchdog, "RUN", watchdog.Run())
+    with contextlib.chdir(ROOT), new_accelerator():
         yield
-    watchdog._LOCK_FILES.clear()
+    run._LOCK_FILES.clear()
 
 
 def run_here(command: list[str]) -> None:

@@ -158,7 +158,7 @@ def compare(plans: tuple[str, str], names: list[str], wrong: float) -> list[str]
 
 
 def reply_to_traits(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that the comparison of benchmarks/trait_judging.py asks for; ValueError for other traits."""
+    """Returns the JSON that the comparison of benchmarks/traits.py asks for; ValueError for other traits."""
     first, second, task = PLANS.search(prompt).groups()
     asked = TRAIT.findall(task)
     unknown = [name for _, name in asked if name not in TRAITS]

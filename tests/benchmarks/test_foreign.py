@@ -337,13 +337,6 @@ def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
         assert templates.encode_prompt(tokenizer, kept) == expected
 
 
-def test_channels_take_no_earlier_thinking(folders, tmp_path, exits):  # noqa: F811
-    args = eval_sentient.Args(
-        model=folders["gptoss"], profiles="p.jsonl", simulator="data/toy/users.py:user", keep_thinking=True
-    )
-    assert "--keep-thinking" in exits(eval_sentient.check, args)
-
-
 # --- 5. our own checkpoints, and templates by --chat-template FILE
 
 

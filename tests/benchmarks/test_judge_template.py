@@ -5,20 +5,15 @@ RLMT_REPOSITORY names a clone (or bare repository) of github.com/princeton-pli/R
 
 import ast
 import json
-import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from chat_server import ChatServer
 
 import eval_benchmarks
 import eval_wildbench
-from rlmt import run as runs
 from rlmt import chat as templates
-import utils
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, judge_template, shared, wildbench
 from benchmarks.judge_template import Placeholders, fill, fill_messages, read_template
 
@@ -33,12 +28,6 @@ def of_the_authors(path: str) -> str:
         pytest.skip("RLMT_REPOSITORY does not name a clone of github.com/princeton-pli/RLMT")
     command = ["git", "-C", repository, "show", f"HEAD:{path}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.fixture(autouse=True)
-def few_refits(monkeypatch):
-    """Almost all the time of AlpacaEval's score goes into its interval, which no test here looks at."""
-    monkeypatch.setattr(alpacaeval2, "REFITS", 10)
 
 
 # --- reading and filling in
@@ -107,14 +96,14 @@ def as_the_authors_fill(template: str, fields: dict[str, str]) -> str:
 def test_the_authors_template_of_alpacaeval(tmp_path):
     text = of_the_authors(f"{DATA_FILES}/alpacaeval2/eval_template.score")
     (tmp_path / "t").write_text(text)
-    template = read_template(str(tmp_path / "t"), alpacaeval2.PLACEHOLDERS["paper"])
+    args = eval_benchmarks.Args(name="alpacaeval2", protocol="paper", template=str(tmp_path / "t"))
     task = TASK | {"output": "base"}
     sides = set()
     for word in range(20):
         task["instruction"] = f"Say {word} in {{braces}}."
         side = alpacaeval2.model_side(task["instruction"])
         first, second = ("ours", "base") if side == "A" else ("base", "ours")
-        request = alpacaeval2.judge_requests(task, "ours", Path(), "paper", 0, template)["judge_text"]
+        request = eval_benchmarks.requests_about(args, task, "ours")["judge_text"]
         fields = {"instruction": task["instruction"], "model_output": first, "reference": second}
         assert request["messages"] == [{"role": "user", "content": as_the_authors_fill(text, fields)}]
         assert (request["max_tokens"], request["temperature"]) == (128, 0.0)
@@ -132,11 +121,10 @@ def test_the_authors_template_of_creative_writing(tmp_path):
         "creative_writing_prompts_v3.json",
     ):
         (tmp_path / name).write_text(of_the_authors(f"{folder}/{name}"))
-    template = read_template(str(tmp_path / "t"), creativewriting3.PLACEHOLDERS)
+    flags = {"data": str(tmp_path), "protocol": "paper", "template": str(tmp_path / "t")}
+    args = eval_benchmarks.Args(name="creativewriting3", **flags)
     task = creativewriting3.load_tasks(tmp_path)[0]
-    request = creativewriting3.judge_requests(task, "A {piece}.", tmp_path, "paper", 0, template)[
-        "judge_text"
-    ]
+    request = eval_benchmarks.requests_about(args, task, "A {piece}.")["judge_text"]
 
     criteria, negative = creativewriting3.load_criteria(tmp_path)
     expected = text.format(
@@ -223,129 +211,54 @@ def test_the_zero_instruction_by_file(load, tmp_path):
     templates.prepare_tokenizer(load("llama_base"), "zero_plain", str(file))
 
 
-def test_our_own_zero_instruction_is_rendered_to_the_letter(load):
-    tokenizer = load("llama_base")
-    templates.prepare_tokenizer(tokenizer, "zero_think")
-    question = [{"role": "user", "content": "Q"}]
-    rendered = templates.render(tokenizer, question, tokenize=False, add_generation_prompt=True)
-    instruction = utils.THINK_FORMATS["zero_think"].instruction
-    assert rendered == f"{tokenizer.bos_token}{instruction}\n\nUser: Q\n\nAssistant:"
-
-
 def test_a_chat_template_behind_an_endpoint_is_the_servers(exits):
     args = eval_wildbench.Args(model="m", model_url="http://localhost:1/v1", chat_template="mine.jinja")
     line = exits(shared.check_model, args)
     assert "the server at --model-url applies its own" in line and "vllm serve m --chat-template" in line
 
 
-# --- whole runs, on the toy base model
+# --- the words reach the judge
 
 
-def small_judge(text: str, n: int):
-    """Replies to small templates of the test: MINE, and what it is asked for."""
-    if "token" in text:
-        tops = [{"token": token, "logprob": math.log(0.5)} for token in "mM"]
-        choice = {"message": {"content": "m"}, "logprobs": {"content": [{"top_logprobs": tops}]}}
-        return 200, {"choices": [choice]}
-    if "ranking" in text:
-        return '{"output": [{"model": "A", "rank": 1}, {"model": "B", "rank": 2}]}'
-    if "marks" in text:
-        return "Coherent: 10"
-    return "[[A=B]]"
-
-
-@pytest.fixture
-def judged(monkeypatch, tmp_path):
-    """judged(benchmark, files, *words): the requests to the judge and the summary of a run with these data files."""
+def test_arenahard_by_a_folder_of_templates(serve, monkeypatch, tmp_path, exits):
+    """One for each category; another wording is another fingerprint."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("OPENAI_API_KEY", "")
-    server = ChatServer(small_judge)
-
-    def judged(name: str, *words) -> tuple[list[dict], dict]:
-        server.requests.clear()
-        command = [name, "--model", "data/toy/base", "--max-tokens", 8, "--data", tmp_path / "data"]
-        command += [
-            "--judge",
-            "j",
-            "--judge-url",
-            server.url,
-            "--out",
-            tmp_path / name,
-            "--overwrite",
-            *words,
-        ]
-        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, command)])
-        eval_benchmarks.main(runs.parse_args(eval_benchmarks.Args, {}))
-        requests = [request for request, _ in server.requests if "MINE" in str(request["messages"])]
-        return requests, json.loads((tmp_path / name / "summary.json").read_text())
-
-    (tmp_path / "data").mkdir()
-    yield judged
-    server.shutdown()
-    server.server_close()
-
-
-def test_arenahard_by_a_folder_of_templates(judged, tmp_path):
-    counts = {"token_len": 3, "header_count": {}, "list_count": {}, "bold_count": {}}
     questions = []
     for uid, category in (("h", "hard_prompt"), ("c", "creative_writing")):
         questions.append(json.dumps({"uid": uid, "category": category, "prompt": f"Do {uid}."}))
-        baseline = {"uid": uid, "answer": "base", "metadata": counts}
-        (tmp_path / "data" / f"baseline_{arenahard2.BASELINES[category]}.jsonl").write_text(
-            json.dumps(baseline)
-        )
-    (tmp_path / "data" / "question.jsonl").write_text("\n".join(questions))
+        baseline = json.dumps({"uid": uid, "answer": "base", "metadata": {}})
+        (tmp_path / f"baseline_{arenahard2.BASELINES[category]}.jsonl").write_text(baseline)
+    (tmp_path / "question.jsonl").write_text("\n".join(questions))
     folder = tmp_path / "judge"
     folder.mkdir()
     for category in arenahard2.TEMPLATES:
-        text = f"<|im_start|>system\nMINE {category}<|im_end|>\n<|im_start|>user\n{{QUESTION}}|{{ANSWER_A}}|{{ANSWER_B}}<|im_end|>"
-        (folder / f"{category}.txt").write_text(text)
-    requests, summary = judged("arenahard2", "--template", folder)
-    systems = sorted(request["messages"][0]["content"] for request in requests)
+        text = f"<|im_start|>system\nMINE {category}<|im_end|>\n<|im_start|>user\n"
+        (folder / f"{category}.txt").write_text(text + "{QUESTION}|{ANSWER_A}|{ANSWER_B}<|im_end|>")
+    server = serve(lambda text, n: "[[A=B]]")
+    summaries = []
+    for template in (str(folder), ""):
+        flags = {"model": "data/toy/base", "max_tokens": 8, "judge": "j", "judge_url": server.url}
+        flags |= {"data": str(tmp_path), "template": template, "out": str(tmp_path / f"run{len(summaries)}")}
+        eval_benchmarks.main(eval_benchmarks.Args(name="arenahard2", **flags))
+        summaries.append(json.loads(Path(flags["out"], "summary.json").read_text()))
+    theirs, own = summaries
+    asked = [request["messages"] for request, _ in server.requests if "MINE" in str(request["messages"])]
+    systems = sorted(messages[0]["content"] for messages in asked)
     assert systems == ["MINE creative_writing"] * 2 + ["MINE hard_prompt"] * 2
-    games = [request["messages"][1]["content"] for request in requests]
-    assert sum(game.startswith(("Do h.|base|", "Do c.|base|")) for game in games) == 2
-    assert summary["wording"] == judge_template.describe_wording(str(folder))
-    own = judged("arenahard2")[1]
-    assert own["wording"] == "our own" and own["fingerprint"] != summary["fingerprint"]
+    assert sum(messages[1]["content"].startswith(("Do h.|base|", "Do c.|base|")) for messages in asked) == 2
+    assert theirs["wording"] == judge_template.describe_wording(str(folder)) and own["wording"] == "our own"
+    assert own["fingerprint"] != theirs["fingerprint"]
 
 
-def test_creative_writing_and_alpacaeval_by_a_template(judged, tmp_path, capsys):
-    data = tmp_path / "data"
-    piece = {"category": "e", "title": "t", "writing_prompt": "On <SEED>.", "seed_modifiers": ["a", "b", "c"]}
-    (data / "prompts.json").write_text(json.dumps({"1": piece}))
-    (data / "criteria.txt").write_text("Coherent\nOverwrought\n")
-    (data / "negative_criteria.txt").write_text("Overwrought\n")
+def test_alpacaeval_needs_the_template_of_its_protocol(tmp_path, exits):
     file = tmp_path / "mine.txt"
-    file.write_text(
-        "MINE marks: {writing_prompt}|{test_model_response}|{creative_writing_criteria}|{lower_is_better_criteria}"
-    )
-    requests, summary = judged("creativewriting3", "--template", file)
-    contents = sorted(request["messages"][0]["content"] for request in requests)
-    assert [text.partition("|")[0] for text in contents] == [f"MINE marks: On {seed}." for seed in "abc"]
-    assert all(text.endswith("|- Coherent\n- Overwrought|Overwrought") for text in contents)
-    assert summary["wording"].startswith("mine.txt ") and summary["overall"] == 50
-
-    (data / "baseline.json").write_text(
-        json.dumps([{"instruction": f"Say {i}.", "output": "b"} for i in range(10)])
-    )
-    rows = "".join(f"{i},{(-1) ** i},{i / 10},0.3\n" for i in range(10))
-    (data / "gamed.csv").write_text(
-        "instruction_index,std_delta_len,instruction_difficulty,preference\n" + rows
-    )
-    for protocol, text in (
-        ("paper", "MINE ranking {$instruction}|{$model_output}|{$reference}"),
-        ("official", "MINE token {instruction}|{output_1}|{output_2}"),
-    ):
-        other = tmp_path / f"{protocol}.txt"
-        other.write_text(text)
-        requests, summary = judged("alpacaeval2", "--protocol", protocol, "--template", other)
-        assert len(requests) == 10 and summary["n_invalid"] == 0
-        asked = sorted(request["messages"][0]["content"].split()[3] for request in requests)
-        assert [text.partition("|")[0] for text in asked] == [f"{i}." for i in range(10)]
-    with pytest.raises(SystemExit):  # the ranking's words for log-probabilities of one token
-        judged("alpacaeval2", "--protocol", "official", "--template", tmp_path / "paper.txt")
-    assert "cannot fill {$model_output} with --protocol official" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        judged("gsm8k", "--template", file)
-    assert "gsm8k has no judge" in capsys.readouterr().err
+    file.write_text("Rank {$instruction}|{$model_output}|{$reference}")
+    args = eval_benchmarks.Args(name="alpacaeval2", template=str(file), protocol="paper")
+    request = eval_benchmarks.requests_about(args, TASK, "mine")["judge_text"]
+    answers = ["mine", TASK["output"]]
+    if alpacaeval2.model_side(TASK["instruction"]) == "B":
+        answers.reverse()
+    assert request["messages"][0]["content"] == "|".join(["Rank " + TASK["instruction"], *answers])
+    args.protocol = "official"
+    said = exits(eval_benchmarks.requests_about, args, TASK, "mine")
+    assert "cannot fill {$model_output} with --protocol official" in said

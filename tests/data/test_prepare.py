@@ -25,7 +25,7 @@ from data.prepare import Args
 from data.smollm2 import from_hub
 from rlmt.data import BadInput
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 REAL = ROOT.parent / "shared" / "data" / "wildchat_if"
 

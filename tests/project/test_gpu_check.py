@@ -89,7 +89,7 @@ def test_a_command_ends_with_the_time_of_its_step(runner):
 def test_a_command_imports_from_the_folders_of_the_caller(runner, tmp_path, monkeypatch):
     (tmp_path / "carried.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    runner.run("import", ["-c", "import carried, watchdog"])
+    runner.run("import", ["-c", "import carried, utils"])
 
 
 def test_sft_is_trained_again_when_it_is_asked_for(runner):

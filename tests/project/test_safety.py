@@ -273,7 +273,7 @@ SMALL = {
 
 
 def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
-    """A run folder of somebody else's and --resume: whoever can write the file can write its CRC-32 as well."""
+    """A run folder of somebody else's and --resume."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     (tmp_path / "optimizer-rank0.pt").write_bytes(pickle.dumps(Touch(mark)))
@@ -362,7 +362,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
     ],
 )
 def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
-    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}"), ("--vllm-server-url", url)):
+    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
         monkeypatch.setattr(sys, "argv", ["train_grpo.py", flag, value, "--out", str(tmp_path / "run")])
         told = exits(runs.parse_args, train_grpo.Args, train_grpo.PRESETS)
         assert told.startswith(f"error: {flag}: do not write a user, password or key") and KEY not in told

@@ -58,7 +58,7 @@ def decode(tokenizer, ids: list[int]) -> str:
 
 
 def completion_of(tokenizer, ids: list[int]) -> rollout.Completion:
-    prompt = {"id": "p", "prompt": user("?"), "prompt_ids": [5, 6]}
+    prompt = {"id": "p", "messages": user("?"), "prompt_ids": [5, 6]}
     return rollout.read_completion(tokenizer, "think", prompt, Sample(ids, None, True))
 
 

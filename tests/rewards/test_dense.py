@@ -14,6 +14,7 @@ from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
+import rewards
 import train_grpo
 import utils
 from rewards import dense
@@ -163,7 +164,7 @@ ROWS = [
 
 def load_process_model(process_model, tokenizer, separator: str = "\n") -> dense.ProcessReward:
     options = {"model": process_model, "separator": separator}
-    return dense.ProcessReward(options, 1.0, tokenizer, 100, torch.device("cpu"))
+    return dense.ProcessReward(options, 1.0, tokenizer, torch.device("cpu"))
 
 
 # The row that trl documents at PRMTrainer.tokenize_row (trl 1.9.0; the version of requirements-test.txt has no PRMTrainer).
@@ -229,7 +230,7 @@ def test_a_process_model_that_is_none_is_refused(tokenizer, tmp_path, capsys):
     tiny(LlamaForTokenClassification, tokenizer, num_labels=3).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(SystemExit):
-        dense._check_process_model(str(tmp_path))
+        dense.check_process_model(str(tmp_path))
     assert "with 3 labels" in capsys.readouterr().err
 
 
@@ -380,16 +381,17 @@ def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, more, has_reference, message",
+    "words, beta, message",
     [
-        (["math:1", "process:1"], (), True, "process.model=MODEL"),
-        (["preference:1", "prime:1"], (), True, "learns from what is right"),
-        (["math:1", "prime:1"], (), False, "compares with the reference model"),
-        (["math:1", "prime:gate"], (), True, "takes a weight only"),
-        (["process:1"], (), True, "no outcome has a weight"),
+        (["math:1", "process:1"], 0.1, "process.model=MODEL"),
+        (["preference:1", "prime:1"], 0.1, "learns from what is right"),
+        (["math:1", "prime:1"], 0.0, "compares with the reference model"),
+        (["math:1", "prime:gate"], 0.1, "write prime:WEIGHT"),
     ],
 )
-def test_dense_rewards_that_cannot_be_had_are_said_first(words, more, has_reference, message, capsys):
+def test_dense_rewards_that_cannot_be_had_are_said_first(words, beta, message, capsys):
+    args = train_grpo.Args(rewards=tuple(words), beta=beta)
+    prompts = [{"id": "p", "messages": [], "answer": "1"}]
     with pytest.raises(SystemExit) as e:
-        dense.check(train_grpo.Args(rewards=tuple(words), reward_args=more), has_reference)
+        rewards.check(args, prompts, policy.start_accelerator())
     assert e.value.code == 2 and message in capsys.readouterr().err

@@ -12,7 +12,7 @@ from test_rewards import near, row
 import train_grpo
 from data import make_rubrics
 from rlmt.endpoint import Endpoint
-from rewards import checks, gold, judged
+from rewards import gold, judged, read_parts
 from rlmt.data import read_rows
 
 
@@ -32,20 +32,6 @@ def judge(serve, tmp_path):  # noqa: F811
 
 def answer_in(text, tag="answer"):
     return text.partition(f"<{tag}>\n")[2].partition(f"\n</{tag}>")[0]
-
-
-def tokens(**shares):
-    """An HTTP reply whose first token has these probabilities."""
-    top = [{"token": t, "logprob": math.log(p)} for t, p in shares.items()]
-    choice = {
-        "index": 0,
-        "finish_reason": "length",
-        "message": {"role": "assistant", "content": next(iter(shares))},
-        "logprobs": {
-            "content": [{"token": top[0]["token"], "logprob": top[0]["logprob"], "top_logprobs": top}]
-        },
-    }
-    return 200, {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
 
 
 def test_mark(judge):
@@ -90,51 +76,19 @@ def test_a_judge_that_thinks_gets_room_and_is_read_behind_its_thinking(judge):
     assert [request["max_tokens"] for request, _ in client.server.requests] == [9000, 1024]
 
     args = {"judge": "m", "judge_url": "http://localhost:9/v1", "rewards": ("judge_mark:1",)}
-    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout == 1024 / 5
+    assert (
+        judged.judge_endpoint(train_grpo.Args(**args), read_parts(train_grpo.Args(**args)), Path()).timeout
+        == 1024 / 5
+    )
     args["reward_args"] = ("judge_mark.judge_max_tokens=8192",)
-    assert checks.judge_endpoint(train_grpo.Args(**args), Path()).timeout == 8192 / 5
-
-
-def said_yes(**logprobs):
-    """An HTTP reply "yes" with these log-probabilities, in whatever form."""
-    return 200, {"choices": [{"message": {"content": "yes"}, **logprobs}]}
-
-
-def first_token(**top):
-    return {"content": [{"top_logprobs": [top]}]}
-
-
-BAD_TOKENS = [
-    tokens(maybe=0.9, yes=0.05),
-    tokens(yes=0.49),
-    said_yes(),
-    said_yes(logprobs={"content": []}),
-    said_yes(logprobs=first_token(token=5)),
-    said_yes(logprobs=first_token(token="yes", logprob=9999)),
-    said_yes(logprobs=first_token(token="yes", logprob=math.nan)),
-    said_yes(logprobs=3),
-]
-
-
-def test_yes_and_expected_mark(judge):
-    replies = {"a": tokens(Yes=0.6, **{" yes": 0.1, "no": 0.1, "Sure": 0.2}), "b": tokens(no=1.0)}
-    replies |= {str(n): reply for n, reply in enumerate(BAD_TOKENS)}
-    client = judge(lambda text: replies[answer_in(text)])
-    values = judged.judge_yes([row(name) for name in replies] + [row("")], client)
-    assert values == near([0.875, 0.0] + [None] * len(BAD_TOKENS) + [0.0])
-    request = client.server.requests[0][0]
-    assert (request["max_tokens"], request["logprobs"], request["top_logprobs"]) == (1, True, 20)
-    prompts = judge_prompts(judge, lambda client: judged.judge_yes([row("x")], client, "Is it short?"))
-    assert "Is it short?" in prompts[0]
-
-    replies["a"] = tokens(**{"8": 0.5, "4": 0.25, "9": 0.05, "x": 0.2})
-    client = judge(lambda text: replies[answer_in(text)])
-    marks = judged.judge_mark([row("a"), row("0"), row("2")], client, expected=True)
-    assert marks == near([(8 * 0.5 + 4 * 0.25 + 9 * 0.05) / 0.8 / 9, None, None])
+    assert (
+        judged.judge_endpoint(train_grpo.Args(**args), read_parts(train_grpo.Args(**args)), Path()).timeout
+        == 8192 / 5
+    )
 
 
 def judge_prompts(judge, call):
-    client = judge(lambda text: tokens(yes=1.0))
+    client = judge(lambda text: "nothing")
     call(client)
     return [request["messages"][0]["content"] for request, _ in client.server.requests]
 
@@ -151,14 +105,11 @@ def test_what_a_judge_reads(judge):
 
 
 def test_the_reference_is_read_by_those_that_compare_with_it(judge):
-    """RaR's judge marks by the rubric alone, and so does a judge that says yes or no by its question."""
+    """RaR's judge marks by the rubric alone."""
     rows = [row("A", reference="THE REFERENCE", rubric=RUBRIC)]
     rewards = {
-        "yes": judged.judge_yes,
         "rubric": judged.rubric,
-        "implicit rubric": lambda rows, client: judged.rubric(rows, client, implicit=True),
         "mark": judged.judge_mark,
-        "digit": lambda rows, client: judged.judge_mark(rows, client, expected=True),
         "factual": judged.factual,
         "write": judged.write_rubrics,
     }
@@ -166,8 +117,7 @@ def test_the_reference_is_read_by_those_that_compare_with_it(judge):
     for name, reward in rewards.items():
         prompts = judge_prompts(judge, functools.partial(reward, rows))
         reads_it[name] = "THE REFERENCE" in prompts[0]
-    expected = {"yes": False, "rubric": False, "implicit rubric": False}
-    assert reads_it == expected | {"mark": True, "digit": True, "factual": True, "write": True}
+    assert reads_it == {"rubric": False, "mark": True, "factual": True, "write": True}
 
 
 def test_what_gets_a_floor_is_judged_by_nobody(judge):
@@ -255,12 +205,6 @@ def test_rubric(judge):
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name, rubric=RUBRIC) for name in replies] + [row("a"), row("", rubric=RUBRIC)]
     assert judged.rubric(rows, client) == near([0.65, 0.0, None, None, None, 0.15, None, None, 0.0])
-    assert judged.rubric(rows[:1], client, saturation=2.0) == near([math.tanh(1.3) / math.tanh(2)])
-    replies["a"] = '{"mandatory_met": "yes", "mark": 6}'
-    replies["b"] = '{"mandatory_met": "no", "mark": 9}'
-    replies["c"] = '{"mark": 6}'
-    client = judge(lambda text: replies[answer_in(text)])
-    assert judged.rubric(rows[:3], client, implicit=True) == near([0.6, 0.0, None])
     assert "3. safe (weight 0.3, mandatory)" in client.server.requests[0][0]["messages"][0]["content"]
 
 
@@ -432,7 +376,6 @@ def test_training_without_a_key_is_refused(here, server, prompts, tmp_path, monk
     run = ("train_grpo.py", *prompts, "--out", tmp_path / "run")
     refused(here(*run, "--rewards", "judge_mark:1", "--judge", "m"), "set OPENAI_API_KEY")
     refused(here(*run, "--gold", "judge:m"), "set OPENAI_API_KEY")
-    refused(here(*run, "--key-env", "h=HOME"), "--key-env does nothing without a judge")
     typed = here(*run, *judges_of("train_grpo.py", server.url), "--key-env", "h=sk-0123456789")
     refused(typed, "--key-env, word 1: write HOST=NAME")
     assert "sk-0123456789" not in typed.stderr + typed.stdout

@@ -1,6 +1,5 @@
 """rewards/references.py: BLEU by hand and against a loop."""
 
-import json
 import math
 import random
 from collections import Counter
@@ -8,9 +7,10 @@ from collections import Counter
 import pytest
 
 import rewards
+from rlmt.model import start_accelerator
 import train_grpo
 from rewards.references import METRIC, bleu, score
-from test_rewards import near, row
+from test_rewards import row
 
 MAT = "the cat is on the mat"
 
@@ -73,18 +73,12 @@ def test_rows_have_references_or_no_value():
     assert "bleu" in rewards.REWARDS and "bleu" not in rewards.VERIFIERS
 
 
-def test_a_run_says_to_how_many_prompts_it_applies(tmp_path, capsys):
-    path = tmp_path / "p.jsonl"
+def test_a_run_says_to_how_many_prompts_it_applies(capsys):
     asked = {"messages": [{"role": "user", "content": "Where is the cat?"}]}
     prompts = [asked | {"id": "a", "references": [MAT]}, asked | {"id": "b"}]
-    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    args = train_grpo.Args(prompts=str(path), rewards=("bleu:1",), group_size=2)
-    rewards.check(args)
+    args = train_grpo.Args(prompts="p.jsonl", rewards=("bleu:1",), group_size=2)
+    rewards.check(args, prompts, start_accelerator())
     assert "reward bleu: weight 1; applies to 1 of 2 prompts" in capsys.readouterr().out
-    rows = [row(MAT, id="a"), row("the cat sat", id="a"), row(MAT, id="b"), row("", id="b")]
-    assert rewards.load(args, tmp_path)(rows, 2).totals == near([1, math.exp(-1) * 0.25**0.25, None, None])
-
-    path.write_text(json.dumps(prompts[1]) + "\n")
     with pytest.raises(SystemExit):
-        rewards.check(args)
-    assert "no row of" in (error := capsys.readouterr().err) and "has the field 'references'" in error
+        rewards.check(args, prompts[1:], start_accelerator())
+    assert "no row of p.jsonl has the field 'references'" in capsys.readouterr().err

@@ -1,17 +1,18 @@
 """rewards/: names and options, how rewards combine, and hand-worked values of the unsupervised and shaped ones."""
 
+import importlib
 import json
-import math
-import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import rewards
 import train_grpo
 import train_ppo
-from rewards import gold, shaping, unsupervised, verified
-from rewards.shared import fields_of
+from rewards import gold, shaping, unsupervised
+from rewards.shared import has_field
+
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -143,25 +144,6 @@ def test_stop_rule():
 # --- 2. shaped
 
 
-def test_cosine():
-    rows = [row(n_tokens=n) for n in (0, 50, 100, 200, 0, 100, 50)]
-    values = shaping.cosine(rows, [1, 1, 1, 1, 0, 0, None], 100)
-    assert values == near([1.0, 0.75, 0.5, 0.5, -1.0, -0.5, None])
-
-
-def test_cosine_of_what_the_limit_cut_off():
-    """The paper's r_e, and not the best value of a wrong answer."""
-    rows = [
-        row(n_tokens=100, cut_off=True),
-        row(n_tokens=100, cut_off=True),
-        row(n_tokens=100, cut_off=False),
-    ]
-    assert shaping.cosine(rows, [0, 1, 0], 100) == near([-1.0, -1.0, -0.5])
-    assert shaping.cosine(rows, [0, None, 0], 100, wrong=(-10.0, 0.0), exceeded=-10.0) == near(
-        [-10.0, None, 0.0]
-    )
-
-
 def test_overlong():
     assert shaping.overlong([row(n_tokens=n) for n in (0, 80, 85, 90, 100, 120)], 100, 20) == near(
         [0, 0, -0.25, -0.5, -1, -1]
@@ -182,435 +164,188 @@ def test_pass_at_k():
         shaping.pass_at_k([1, 0], 2, 3)
 
 
-# --- 3. names, rules and options
+# --- 3. names, weights and options
 
 
-def test_spec():
-    assert rewards.parse_spec(
-        ["preference:1.0", "math:-0.5", "format:gate", "rubric:veto", "overlong:soft"]
-    ) == [("preference", 1.0), ("math", -0.5), ("format", "gate"), ("rubric", "veto"), ("overlong", "soft")]
-    assert set(rewards.VERIFIERS) | rewards.UNSUPERVISED < set(rewards.REWARDS)
-    assert rewards.parse_spec(
-        ["my/own.py:brief", "own.py:kind:0.5", "x.py:a:gate", "x.py:b:veto", "x.py:c:soft"]
-    ) == [("brief", 1.0), ("kind", 0.5), ("a", "gate"), ("b", "veto"), ("c", "soft")]
-    assert rewards.reward_names(train_grpo.Args(rewards=("my/own.py:brief:1", "math:1"))) == ["brief", "math"]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["maths:1"], "no reward 'maths'; there are preference, process, prime, math, code"),
-        (["math"], "write math:WEIGHT"),
-        (["math:"], "write math:WEIGHT"),
-        (["math:high"], "write math:WEIGHT"),
-        (["math:nan"], "finite"),
-        (["math:inf"], "finite"),
-        (["math:1", "math:gate"], "twice"),
-        (["format:gate"], "no outcome has a weight"),
-        ([], "no outcome has a weight"),
-        (["math:0"], "no outcome has a weight"),
-        (["math:soft"], "write math:WEIGHT"),
-        (["own.py:math:1"], "math is a name of ours"),
-        (["own.py:preference"], "is a name of ours"),
-        (["own.py:gold:1"], "is a name of ours"),
-        (["a.py:brief", "b.py:brief:2"], "twice"),
-        (["own.py:brief:high"], "write brief:WEIGHT"),
-        (["own.py:brief:gate"], "no outcome has a weight"),
-        (["brief:1"], "functions of your own as path/to/file.py:function:WEIGHT"),
-        (["my/own.py"], "functions of your own as path/to/file.py"),
-        (["combine:1"], "no reward"),
-        (["prime:soft", "math:1"], "write prime:WEIGHT"),
-        (["prime:gate", "math:1"], "takes a weight only"),
-        (["prime:1"], "no outcome has a weight"),
-    ],
-)
-def test_wrong_specs(words, message):
-    with pytest.raises(ValueError, match=message):
-        rewards.parse_spec(words)
+def parts_of(*words: str, options: tuple = (), **more) -> list:
+    return rewards.read_parts(train_grpo.Args(rewards=words, reward_args=options, **more))
 
 
 OWN = """
-import numpy
-from rewards.unsupervised import length
+def brief(rows, per_token=-1.0, limit: int | None = None):
+    return [per_token * min(row["n_tokens"], limit or 99) for row in rows]
 
-def brief(rows):
-    return [-len(row["response"]) for row in rows]
+def reads_the_prompt(rows, group_size, max_tokens):
+    return [row["answer"] * group_size + max_tokens for row in rows]
 
-def shorter(rows: list, group_size, correct, max_tokens: int, factor=2.0, **more):
-    assert not more
-    return [None if c is None else c * factor * v * max_tokens for c, v in zip(correct, length(rows, group_size))]
+def short(rows):
+    return [1.0]
 
-def polite(rows):
-    return ["Q?" in row["messages"][0]["content"] for row in rows]
+def infinite(rows):
+    return [float("inf")] * len(rows)
 
-def told(rows, judge):
-    return [reply and reply / 10 for reply in judge]
+def needs_more(rows, temperature):
+    return [0.0] * len(rows)
 
-too_few = lambda rows: [1.0]
-texts = lambda rows: ["1"] * len(rows)
-a_number = lambda rows: 1.0
-none = lambda rows: None
-infinite = lambda rows: [1e999] * len(rows)
-given = 3
-wants = lambda rows, colour: []
-no_rows = lambda: []
-unclear = lambda rows, limit=None, words=["a"]: [1.0] * len(rows)
-
-def of_numpy(rows, limit: int | None = None):
-    return list(numpy.ones(len(rows), dtype="float32") * (limit or 1))
+preference = brief
 """
 
 
-def own_args(folder, *words, **options):
-    (folder / "own.py").write_text(OWN)
-    asked = {"messages": [{"role": "user", "content": "1 + 2?"}], "answer": "3"}
-    (folder / "p.jsonl").write_text(json.dumps({"id": "r"} | asked) + "\n")
-    words = tuple(word.replace("own.py", f"{folder}/own.py") for word in words)
-    options = {"group_size": 2, "max_completion_tokens": 100} | options
-    return train_grpo.Args(prompts=str(folder / "p.jsonl"), rewards=words, **options)
+@pytest.fixture
+def own(tmp_path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return str(tmp_path / "own.py")
 
 
-def test_a_reward_of_ones_own(tmp_path, capsys):
-    rows = [row("3", n_tokens=10), row("33", n_tokens=20)]
-    assert rewards.load(own_args(tmp_path, "own.py:brief"), tmp_path)(rows, 2).totals == [-1, -2]
-    args = own_args(tmp_path, "own.py:shorter:0.5", "math:1", "own.py:brief:10", "own.py:polite:gate")
-    rewards.check(args)
-    scores = rewards.load(args, tmp_path)(rows, 2)
-    expected = {"shorter": [100.0, 0.0], "math": [1.0, 0.0], "brief": [-1, -2], "polite": [True, True]}
-    assert scores.parts == expected and scores.correct == [1.0, 0.0]
-    assert scores.totals == near([50 + 1 - 10, -20]) and scores.contributions["polite"] == [0.0, 0.0]
+def test_words_are_names_weights_and_gates(own):
+    found = parts_of(
+        "math:2", "format:gate", f"{own}:brief", "pairwise:1", options=("pairwise.against=reference",)
+    )
+    shown = [(part.name, part.weight, part.is_gate, part.field) for part in found]
+    assert shown == [
+        ("math", 2.0, False, "answer"),
+        ("format", 0.0, True, ""),
+        ("brief", 1.0, False, ""),
+        ("pairwise", 1.0, False, "reference"),  # only against a reference does it need one
+    ]
+    options = ("brief.limit=3", "brief.per_token=-0.5", "math.value=10", "code.partial=true")
+    brief, math_part, code = parts_of(f"{own}:brief", "math:1", "code:1", options=options)
+    assert brief.options == {"per_token": -0.5, "limit": 3} and math_part.options["value"] == 10.0
+    assert code.options["partial"] is True
+    assert rewards.call(brief, [row(n_tokens=n) for n in (1, 9)], {}) == [-0.5, -1.5]
+    [part] = parts_of(f"{own}:reads_the_prompt:1")
+    assert rewards.call(part, [row(answer=3)], {"group_size": 2, "max_tokens": 100, "judge": None}) == [106.0]
+    for file_and_function in filter(None, rewards.REWARDS.values()):  # every name is there
+        file, _, function = file_and_function.partition(".")
+        assert callable(getattr(importlib.import_module(f"rewards.{file}"), function))
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        (["maths:1"], [], "there is no reward 'maths'"),
+        (["math"], [], "write math:WEIGHT"),
+        (["math:nan"], [], "write math:WEIGHT"),
+        (["math:1", "math:2"], [], "math is named twice"),
+        (["math:0", "format:gate"], [], "no outcome has a weight"),
+        (["OWN:preference:1"], [], "preference is a name of ours"),
+        (["OWN:absent:1"], [], "has no function 'absent'"),
+        (["OWN:needs_more:1"], [], "'temperature' without a default"),
+        (["math:1"], ["math.value"], "write NAME.OPTION=VALUE"),
+        (["math:1"], ["code.partial=true"], "code is not in --rewards"),
+        (["math:1"], ["math.rows=1"], "math has no option 'rows'"),
+        (["math:1"], ["math.value=ten"], "'ten' cannot be read as float"),
+        (["pairwise:1"], ["pairwise.against=all"], "'all' is not one of group, reference"),
+        (["OWN:brief:1"], ["brief.limit=2.5"], "'2.5' cannot be read as int"),
+    ],
+)
+def test_wrong_words_are_one_clear_error(words, options, message, own, exits):
+    words = [word.replace("OWN", own) for word in words]
+    assert message in exits(parts_of, *words, options=tuple(options))
+
+
+def test_what_a_reward_returns_is_checked(own):
+    for name in ("short", "infinite"):
+        [part] = parts_of(f"{own}:{name}:1")
+        with pytest.raises(
+            ValueError, match=f"reward {name} must return a list with a finite number or None"
+        ):
+            rewards.call(part, [row(), row()], {})
+
+
+PROMPTS = [
+    {"id": "a", "messages": [{"role": "user", "content": "1 + 2?"}], "answer": "3", "rubric": None},
+    {"id": "b", "messages": [{"role": "user", "content": "Hi"}], "answer": ""},
+]
+
+
+def check(*words: str, prompts=PROMPTS, **more) -> None:
+    args = train_grpo.Args(rewards=words, **more)
+    rewards.check(args, prompts, SimpleNamespace(print=print))
+
+
+def test_a_run_says_to_how_many_prompts_a_reward_applies(capsys, exits):
+    check("math:1", "length:0.1")
     said = capsys.readouterr().out
-    assert "reward brief: weight 10; applies to 1 of 1 prompts" in said
-    messages = {
-        "too_few": "1$",
-        "texts": "str '1' for row r",
-        "a_number": "float 1.0",
-        "none": "NoneType None",
-    }
-    for name, message in messages.items():
-        message = f"reward {name} must return a list with a number or None for each of 2 rows, not {message}"
-        with pytest.raises(ValueError, match=message):
-            rewards.load(own_args(tmp_path, f"own.py:{name}:1"), tmp_path)(rows, 2)
-    found = rewards.load(own_args(tmp_path, "own.py:of_numpy", reward_args=("of_numpy.limit=3",)), tmp_path)(
-        rows, 2
-    )
-    assert found.totals == [3.0, 3.0] and json.dumps(found.parts) == '{"of_numpy": [3.0, 3.0]}'
-    with pytest.raises(ValueError, match="reward infinite is inf for row r"):
-        rewards.load(own_args(tmp_path, "own.py:infinite:1"), tmp_path)(rows, 2)
-
-
-@pytest.mark.parametrize(
-    "word, message",
-    [
-        ("own.py:given", "given is of type int; it must be a function of rows"),
-        ("own.py:wants:2", "wants has a parameter 'colour' without a default. Give it one"),
-        ("own.py:no_rows:1", "must take rows as its first parameter (too many positional arguments)"),
-        ("own.py:nobody:1", "has no function 'nobody'"),
-        ("other.py:brief", "not file.py:function of an existing file"),
-        ("own.py:told:1", "told asks a judge; give --judge"),
-        ("own.py:shorter", "shorter needs to know what is right"),
-    ],
-)
-def test_an_own_reward_that_cannot_be_had_is_said_first(word, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as e:
-        rewards.check(own_args(tmp_path, word))
-    assert e.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_machine_without_a_sandbox_is_said_first(tmp_path, capsys, no_sandbox):
-    prompt = {"id": "a", "messages": [{"role": "user", "content": "Write f."}], "tests": ["assert f(1)"]}
-    args = own_args(tmp_path, "code:1")
-    Path(args.prompts).write_text(json.dumps(prompt) + "\n")
-    with pytest.raises(SystemExit) as e:
-        rewards.check(args)
-    assert e.value.code == 2 and "apt install bubblewrap" in capsys.readouterr().err
-
-
-def test_options_from_the_command_line(tmp_path):
-    words = ("math:1", "own.py:shorter:1", "cosine:1", "overlong:soft", "code:1", "prime:1")
-    set_ = ("math.value=10", "math.no_eos=-10", "shorter.factor=3", "cosine.right=2,1", "overlong.buffer=8")
-    set_ += ("code.partial=True", "prime.learning_rate=1e-4")
-    options = rewards.reward_options(own_args(tmp_path, *words, reward_args=set_))
-    assert options["math"] == {"value": 10.0, "no_eos": -10.0, "seconds": 3.0}
-    assert options["shorter"] == {"factor": 3.0} and options["cosine"]["right"] == (2.0, 1.0)
-    assert options["code"]["partial"] is True and options["overlong"] == {"buffer": 8}
-    assert options["prime"] == {"beta": 0.05, "learning_rate": 1e-4}
-    judged_words = ("rubric:1", "pairwise:1", "judge_yes:1", "instructions:1")
-    set_ = (
-        "rubric.implicit=true",
-        "pairwise.opponents=2",
-        "judge_yes.question=Is a=b?",
-        "instructions.rule=loose",
-    )
-    options = rewards.reward_options(own_args(tmp_path, *judged_words, reward_args=set_))
-    assert options["rubric"]["implicit"] is True and options["pairwise"]["opponents"] == 2
-    assert options["judge_yes"]["question"] == "Is a=b?" and options["instructions"]["rule"] == "loose"
-
-
-@pytest.mark.parametrize(
-    "word, message",
-    [
-        ("maths.value=1", "maths: there is no such reward; --rewards has"),
-        ("rubric.saturation=1", "rubric: it is not in --rewards; --rewards has"),
-        ("math.values=1", "math has no option 'values'; its options: value, no_eos, seconds"),
-        ("math.rows=1", "math has no option 'rows'"),
-        ("cosine.max_tokens=9", "cosine has no option 'max_tokens'; its options: right, wrong"),
-        ("preference.beta=1", "preference has no option 'beta'; its options: chat_template, max_length"),
-        ("math.value", "write NAME.OPTION=VALUE"),
-        ("value=1", "write NAME.OPTION=VALUE"),
-        ("math.value=ten", "'ten' cannot be read as float; its default is 1.0"),
-        ("math.no_eos=nan", "'nan' cannot be read as float"),
-        ("math.no_eos=1e999", "'1e999' cannot be read as float"),
-        ("math.value=0", "math.value must be above 0"),
-        ("code.partial=1", "'1' cannot be read as bool; its default is False"),
-        ("code.workers=2.5", "'2.5' cannot be read as int"),
-        ("cosine.right=1", "'1' cannot be read as tuple; its default is (1.0, 0.5)"),
-        ("cosine.right=1,2,3", "'1,2,3' cannot be read as tuple"),
-        ("cosine.right=1,'a'", "cannot be read as tuple"),
-        ("instructions.rule=lax", "'lax' is not one of strict, loose"),
-        ("unclear.limit=3", "its default is None, so annotate it with a type"),
-        ("unclear.words=a", "'a' cannot be read as list"),
-    ],
-)
-def test_wrong_options_are_refused(word, message, tmp_path, capsys):
-    words = ("preference:1", "math:1", "code:1", "cosine:1", "instructions:1", "own.py:unclear:1")
-    with pytest.raises(SystemExit) as e:
-        rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
-    assert e.value.code == 2 and message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "word, message",
-    [
-        ("code.workers=0", "code.workers must be 1 or more, not 0"),
-        ("repetition.n=0", "repetition.n must be 1 or more, not 0"),
-        ("pairwise.opponents=-1", "pairwise.opponents must be 0 (all others) or more"),
-        ("overlong.buffer=101", "overlong.buffer must be from 0 (a quarter of the limit)"),
-        ("overlong.buffer=-1", "overlong.buffer must be from 0 (a quarter of the limit)"),
-        ("math.no_eos=-10", "math.no_eos=-10 does nothing with --on-bad-format floor"),
-        ("cosine.exceeded=-2", "cosine.exceeded=-2 does nothing with --on-bad-format floor"),
-    ],
-)
-def test_options_that_cannot_work_are_said_first(word, message, tmp_path, capsys):
-    words = ("math:1", "code:1", "repetition:0.1", "overlong:soft", "pairwise:1", "cosine:1")
-    with pytest.raises(SystemExit) as e:
-        rewards.check(own_args(tmp_path, *words, reward_args=(word,)))
-    assert e.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_reward_for_the_format_needs_completions_that_get_one(tmp_path, capsys):
-    for word in ("format:gate", "format:0.2", "format:veto"):
-        with pytest.raises(SystemExit):
-            rewards.check(own_args(tmp_path, "math:1", word))
-        assert "--rewards format does nothing with --on-bad-format floor" in capsys.readouterr().err
-        rewards.check(own_args(tmp_path, "math:1", word, on_bad_format="score"))
-    rewards.check(own_args(tmp_path, "math:1", "format:0"))  # to see it in the log
-    set_ = ("math.no_eos=-10",)
-    rewards.check(own_args(tmp_path, "math:1", reward_args=set_, on_bad_format="score"))
-
-
-@pytest.mark.parametrize(
-    "name, fields, message",
-    [
-        ("rubric", {"rubric": [{"criterion": "x", "weight": -1}]}, "row b: the rubric must be a list"),
-        ("bleu", {"references": "a text"}, "row b: `references` must be a list of texts"),
-        ("bleu", {"references": ["a", 3]}, "row b: `references` must be a list of texts"),
-    ],
-)
-def test_a_row_that_cannot_be_rewarded_is_said_first(name, fields, message, tmp_path, capsys):
-    good = {"rubric": [{"criterion": "x", "weight": 1}], "references": {"one": "a", "two": "b"}}
-    asked = {"messages": [{"role": "user", "content": "Q"}]}
-    prompts = [{"id": "a"} | asked | good, {"id": "b"} | asked | good | fields]
-    judge = {"judge": "m", "judge_url": "http://localhost:9/v1"} if name == "rubric" else {}
-    args = own_args(tmp_path, f"{name}:1", **judge)
-    Path(args.prompts).write_text(json.dumps(prompts[0]) + "\n")
-    rewards.check(args)
-    Path(args.prompts).write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    with pytest.raises(SystemExit) as e:
-        rewards.check(args)
-    assert e.value.code == 2 and message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "set_, calls",
-    [
-        ((), 56),  # 8 x 7, as both rows of a pair share its two games
-        (("pairwise.opponents=2",), 32),  # 8 x 2 pairs in two orders
-        (("pairwise.opponents=5",), 56),
-        (("pairwise.against=reference",), 16),
-    ],
-)
-def test_the_calls_of_games_are_said_first(set_, calls, tmp_path, capsys):
-    judge = {"judge": "m", "judge_url": "http://localhost:9/v1", "reward_args": set_, "group_size": 8}
-    args = own_args(tmp_path, "pairwise:1", **judge)
-    prompt = {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "reference": "3"}
-    Path(args.prompts).write_text(json.dumps(prompt) + "\n")
-    rewards.check(args)
-    assert f"at most {calls} calls a prompt" in capsys.readouterr().out
-
-
-def test_the_verdict_is_not_the_reward(tmp_path):
-    """Whatever a right answer is worth, weighs or shares with others, `correct` is 1; a penalty is 0."""
-    set_ = ("math.value=0.25", "math.no_eos=-10", "code.partial=true", "code.value=4")
-    args = own_args(tmp_path, "math:-2", "code:3", "cosine:1", reward_args=set_)
-    both = {"id": "both", "messages": [{"role": "user", "content": "1 + 2?"}]}
-    prompts = [both | {"answer": "3"}, both | {"id": "code", "tests": ["assert f == 1", "assert g == 1"]}]
-    prompts.append(both | {"id": "none"})
-    Path(args.prompts).write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    rows = [row("3", id="both"), row("4", id="both"), row("3", "truncated", id="both")]
-    rows += [row(f"```\nf = 1\n{rest}\n```", id="code", n_tokens=100) for rest in ("g = 1", "")]
-    rows.append(row("3", "truncated", id="none"))
-    scores = rewards.load(args, tmp_path)(rows, 6)
-    assert scores.parts["math"] == [0.25, 0.0, -10.0, None, None, -10.0]
-    assert scores.parts["code"] == [None, None, None, 4.0, 2.0, None]
-    assert scores.correct == [1.0, 0.0, 0.0, 1.0, 0.0, None]
-    assert scores.parts["cosine"][3:] == [0.5, -0.5, None] and scores.totals[5] is None
-
-
-def test_what_gets_a_floor_is_mixed_into_no_other_total(tmp_path):
-    """Two well-formed rows differ by one standard deviation each way, whatever stands beside them."""
-    args = own_args(tmp_path, "math:1", "length:0.5", normalise="group")
-    rows = [row("3", n_tokens=20), row("4", n_tokens=30), row("3", "nested", n_tokens=2)]
-    h = math.sqrt(0.5)
-    scores = rewards.load(args, tmp_path)(rows, 3)
-    assert scores.totals[:2] == near([1.5 * h, -1.5 * h]) and scores.totals[2] is None
-    assert scores.correct == [1.0, 0.0, 0.0] and scores.parts["math"] == [1.0, 0.0, 1.0]
-    scored = own_args(tmp_path, "math:1", "length:0.5", on_bad_format="score")
-    # lengths 20, 30, 2: 0.5 - 18/28, 0.5 - 1, 0.5
-    expected = [1 + 0.5 * (0.5 - 18 / 28), -0.25, 1.25]
-    assert rewards.load(scored, tmp_path)(rows, 3).totals == near(expected)
-
-
-def test_pass_at_k_needs_a_verifier(tmp_path, capsys):
-    with pytest.raises(SystemExit) as e:
-        rewards.check(own_args(tmp_path, "preference:1", pass_at_k=1, reward_model="data/toy/reward_model"))
-    assert e.value.code == 2 and "--pass-at-k needs to know what is right" in capsys.readouterr().err
+    assert "reward math: weight 1" in said and "applies to 1 of 2 prompts" in said  # an empty field is none
+    judge = {"judge": "m", "judge_url": "http://localhost:9/v1"}
+    assert "no row of data/wildchat_if.jsonl has the field 'rubric'" in exits(check, "rubric:1", **judge)
+    wrong = [PROMPTS[0] | {"rubric": [{"criterion": "a", "weight": -1}], "references": 7}]
+    assert "row a: the rubric must be a list" in exits(check, "rubric:1", prompts=wrong, **judge)
+    assert "row a: `references` must be" in exits(check, "bleu:1", prompts=wrong)
+    assert "--rewards judge_mark asks a judge" in exits(check, "judge_mark:1")
+    assert "--pass-at-k needs to know what is right" in exits(check, "length:1", pass_at_k=2)
+    assert "--pass-at-k 16 must be at most --group-size 8" in exits(check, "math:1", pass_at_k=16)
+    assert "--rewards prime learns from what is right" in exits(check, "length:1", "prime:1")
+    assert "--beta 0 leaves out" in exits(check, "math:1", "prime:1", beta=0.0)
+    assert "add --on-bad-format score" in exits(check, "math:1", "format:0.1")
+    check("math:1", "format:0.1", on_bad_format="score")
+    args = train_ppo.Args(rewards=("majority:1",))
+    assert "PPO has one of each" in exits(rewards.check, args, PROMPTS, SimpleNamespace(print=print))
 
 
 # --- 4. several become one
 
 
-def combine(parts, words, rows=None, group_size=0, **options):
+def combine(values: dict, words: list, rows=None, group_size=0, margin=1.0, floors=()) -> list:
     """The totals, once contributions add up to them."""
-    rows = rows or [row() for _ in next(iter(parts.values()))]
-    totals, contributions = rewards.combine(
-        parts, rewards.parse_spec(words), rows, group_size or len(rows), **options
-    )
-    assert contributions.keys() == parts.keys()
-    for i, total in enumerate(totals):
-        column = [values[i] for values in contributions.values()]
-        assert total is None or abs(total - sum(column)) <= 1e-9
+    rows = rows or [row() for _ in next(iter(values.values()))]
+    parts = parts_of(*words)
+    scored = []
+    for i, one in enumerate(rows):
+        of_row = {name: column[i] for name, column in values.items()}
+        applies = {part.name: not part.field or has_field(one, part.field) for part in parts}
+        scored.append(rewards.Scored(of_row, applies, i in floors))
+    totals, contributions = rewards.combine(scored, parts, group_size or len(rows), margin)
+    for i, (total, added) in enumerate(zip(totals, contributions, strict=True)):
+        assert added.keys() == values.keys()
+        if total is not None and i not in floors:
+            assert total == pytest.approx(sum(added.values()), abs=1e-9)
     return totals
 
 
-def test_weighted_sum():
-    parts = {"preference": [1.0, 2.0, None], "judge_mark": [0.5, None, 1.0]}
-    assert combine(parts, ["preference:1", "judge_mark:2"]) == [2.0, None, None]
-
-
-def test_normalised_before_it_is_weighted():
-    parts = {"preference": [1.0, 3.0, 10.0, 30.0], "format": [1.0, 1.0, 0.0, 1.0]}
-    h = math.sqrt(0.5)  # of two values, +-1 / sqrt(2) with n - 1
-    assert combine(parts, ["preference:1", "format:0.5"], group_size=2, normalise="group") == near(
-        [-h, h, -1.5 * h, 1.5 * h]
-    )
-    # mean 11, squares 100 + 64 + 1 + 361 = 526, / 3; format: mean 0.75, squares 3/16 + 9/16 = 0.75, / 3 = 0.25
-    std = math.sqrt(526 / 3)
-    expected = [-10 / std + 0.25, -8 / std + 0.25, -1 / std - 0.75, 19 / std + 0.25]
-    assert combine(parts, ["preference:1", "format:0.5"], group_size=2, normalise="batch") == near(expected)
-    assert combine({"preference": [0.1, 0.1, 0.1]}, ["preference:1"], normalise="group") == [0, 0, 0]
-    assert combine({"preference": [5.0, None, 7.0]}, ["preference:1"], normalise="group") == near(
-        [-h, None, h]
-    )
-
-
-def test_gate():
-    parts = {"preference": [-5.0, -7.0, None, 3.0, 9.0, None], "format": [1.0, 1.0, 0.0, 0.5, 0.0, 0.0]}
-    totals = combine(parts, ["preference:1", "format:gate"], group_size=3)
-    assert totals == near([-5, -7, -8, -1, -1, -1])  # below its group's lowest; nobody passes: all the same
-    assert combine(parts, ["preference:1", "format:gate"], group_size=3, margin=2.5)[2] == -9.5
-    assert combine({"preference": [1.0, 2.0], "format": [None, 1.0]}, ["preference:1", "format:gate"]) == [
-        None,
-        2.0,
-    ]
-    parts = {"preference": [1.0, 2.0], "format": [0.0, 1.0], "judge_yes": [0.0, 1.0]}
-    assert combine(parts, ["preference:1", "format:gate", "judge_yes:gate"]) == [1.0, 2.0]
-
-
-def test_veto():
-    parts = {"preference": [4.0, -4.0, 4.0, 4.0], "judge_mark": [0.0, 0.0, 0.2, None]}
-    assert combine(parts, ["preference:0.5", "judge_mark:veto"]) == [0.0, -2.0, 2.0, None]
-
-
-def test_soft_penalty_keeps_its_scale_and_gated_rows_stay_below():
-    parts = {"preference": [1.0, 3.0, 2.0], "overlong": [-1.0, 0.0, -0.5], "format": [1.0, 1.0, 0.0]}
-    h = math.sqrt(0.5)
-    totals = combine(parts, ["preference:1", "overlong:soft", "format:gate"], normalise="group")
-    assert totals == near([-1 - 1, 1, -3.0]) and h  # (1, 3, 2): mean 2, std 1
-    assert combine(parts, ["overlong:soft", "preference:2", "format:0"]) == near([1.0, 6.0, 3.5])
-
-
-def test_a_part_whose_field_the_prompt_lacks_does_not_apply():
-    rows = [row(answer="1"), row(answer="1"), row(), row()]
-    parts = {"math": [1.0, None, None, None], "preference": [0.5, 0.5, 0.5, None]}
-    assert combine(parts, ["math:1", "preference:1"], rows, 2) == [1.5, None, 0.5, None]
+def test_a_weighted_sum_is_known_where_all_its_parts_are():
+    values = {"preference": [1.0, 2.0, None], "repetition": [0.5, None, 1.0]}
+    assert combine(values, ["preference:1", "repetition:2"]) == [2.0, None, None]
+    rows = [row(answer="1"), row(answer="1"), row(), row(answer="")]
+    values = {"math": [1.0, None, None, None], "preference": [0.5, 0.5, 0.5, None]}
+    assert combine(values, ["math:1", "preference:1"], rows, 2) == [1.5, None, 0.5, None]
     assert combine({"math": [1.0, 0.0, None, None]}, ["math:1"], rows, 2) == [1.0, 0.0, None, None]
-    parts = {"preference": [1.0] * 4, "math": [0.0, 1.0, None, None]}
-    assert combine(parts, ["preference:1", "math:gate"], rows, 2) == [0.0, 1.0, 1.0, 1.0]
-    assert combine(parts, ["preference:1", "math:veto"], rows, 2) == [0.0, 1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("absent", [None, "", [], {}])
-def test_an_empty_field_is_a_field_that_is_missing(absent):
-    """A parquet table has every column in every row."""
-    rows = [row(answer="1", instruction_id_list=absent), row(answer=0, instruction_id_list=absent)]
-    parts = {"math": [1.0, 0.0], "instructions": [None, None]}
-    assert combine(parts, ["math:1", "instructions:1"], rows, 2) == [1.0, 0.0]
-    rows = [row(answer=absent, references=["a"]), row(answer="1", references=absent)]
-    parts = {"math": [None, 1.0], "bleu": [0.5, None]}
-    assert combine(parts, ["math:1", "bleu:1"], rows, 2) == [0.5, 1.0]
-    assert verified.math_answer(rows) == [None, 0.0]
-
-
-def test_a_game_against_a_reference_needs_one():
-    rows = [row(reference="a"), row(reference="")]
-    parts = {"preference": [1.0, 2.0], "pairwise": [0.5, None]}
-    fields = fields_of({"preference": {}, "pairwise": {"against": "reference"}})
-    assert combine(parts, ["preference:1", "pairwise:1"], rows, 2, fields=fields) == [1.5, 2.0]
-    fields = fields_of({"preference": {}, "pairwise": {"against": "group"}})
-    assert combine(parts, ["preference:1", "pairwise:1"], rows, 2, fields=fields) == [1.5, None]
-
-
-def test_ppo_plays_against_references_but_not_against_a_group(tmp_path, capsys):
-    prompt = {"id": "r", "messages": [{"role": "user", "content": "1 + 2?"}], "reference": "3"}
-    (tmp_path / "p.jsonl").write_text(json.dumps(prompt) + "\n")
-    judge = {"judge": "m", "judge_url": "http://localhost:9/v1", "prompts": str(tmp_path / "p.jsonl")}
-    args = train_ppo.Args(rewards=("pairwise:1",), reward_args=("pairwise.against=reference",), **judge)
-    rewards.check(args)
-    assert "applies to 1 of 1 prompts" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        rewards.check(train_ppo.Args(rewards=("pairwise:1",), **judge))
-    assert "--rewards pairwise compares the completions of one prompt" in capsys.readouterr().err
-
-
-def test_contributions_always_add_up():
-    draw, words = (
-        random.Random(0),
-        ["preference:1.7", "judge_mark:-0.3", "judge_yes:veto", "overlong:soft", "format:gate", "math:0.1"],
-    )
-    for normalise in ("none", "group", "batch"):
-        value = lambda: draw.choice([None, 0.0, 1.0, draw.gauss(0, 1e3), draw.gauss(0, 1)])
-        rows = [row(answer="1") if draw.random() < 0.8 else row() for _ in range(400)]
-        parts = {word.partition(":")[0]: [value() for _ in rows] for word in words}
-        totals = combine(parts, words, rows, 8, normalise=normalise)
-        assert 20 < sum(t is not None for t in totals) < 400
-    for wrong in (math.nan, math.inf):
-        with pytest.raises(ValueError, match="reward preference is (nan|inf) for row r"):
-            combine({"preference": [1.0, wrong]}, ["preference:1"])
-    with pytest.raises(ValueError, match="argument 2"):
-        combine({"preference": [1.0]}, ["preference:1"], [row(), row()])
     with pytest.raises(ValueError, match="3 rows"):
         combine({"preference": [1.0] * 3}, ["preference:1"], group_size=2)
+
+
+def test_a_gate_puts_those_that_fail_below_their_group():
+    words = ["preference:1", "format:gate"]
+    values = {"preference": [-5.0, -7.0, None, 3.0, 9.0, None], "format": [1.0, 1.0, 0.0, 0.5, 0.0, 0.0]}
+    assert combine(values, words, group_size=3) == near(
+        [-5, -7, -8, -1, -1, -1]
+    )  # nobody passes: all the same
+    assert combine(values, words, group_size=3, margin=2.5)[2] == -9.5
+    assert combine({"preference": [1.0, 2.0], "format": [None, 1.0]}, words) == [None, 2.0]
+    rows = [row(answer="1"), row(answer="1"), row(), row()]
+    values = {"preference": [1.0] * 4, "math": [0.0, 1.0, None, None]}
+    assert combine(values, ["preference:1", "math:gate"], rows, 2) == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_a_floor_is_below_all_others_of_its_group():
+    values = {"preference": [1.0, None, 3.0, -2.0, None, None, 7.0, None]}
+    totals = combine(values, ["preference:1"], group_size=4, margin=0.5, floors=(1, 4, 5, 6))
+    assert totals == [1.0, -2.5, 3.0, -2.0, -0.5, -0.5, -0.5, None]  # of the second group nothing is known
+    # what gets a floor is no lowest of those that fail a gate, which in turn are no lowest of its own
+    values = {"preference": [1.0, -9.0, 5.0], "format": [1.0, 0.0, 0.0]}
+    totals = combine(values, ["preference:1", "format:gate"], floors=(1,))
+    assert totals == [1.0, -1.0, 0.0]
+
+
+def test_the_verdict_is_not_the_reward():
+    parts = parts_of("math:2", "factual:1", options=("math.value=10",))
+    right = row(answer="1", gets_floor=False)
+    assert rewards.verdict(right, {"math": 10.0, "factual": None}, parts) == 1.0
+    assert rewards.verdict(right, {"math": 4.0, "factual": 1.0}, parts) == 0.0
+    assert rewards.verdict(right | {"gets_floor": True}, {"math": None, "factual": None}, parts) == 0.0
+    assert rewards.verdict(row(reference="a", gets_floor=False), {"math": None, "factual": 1.0}, parts) == 1.0
+    assert rewards.verdict(row(gets_floor=False), {"math": None, "factual": None}, parts) is None
 
 
 # --- 5. gold on held-out prompts

@@ -16,7 +16,7 @@ import train_grpo
 import utils
 from rewards import gold
 from rewards.preference import RewardModel
-from rewards.scorer import Scorer, set_floors, text_to_score
+from rewards.scorer import Scorer, text_to_score
 from rlmt import chat
 
 NAN = math.nan
@@ -66,7 +66,7 @@ def completions(tokenizer) -> list[rollout.Completion]:
     """Two groups of four; the second and the sixth are malformed, in two ways."""
     prompt = {
         "id": "p",
-        "prompt": [{"role": "user", "content": "I have 12 dollars."}],
+        "messages": [{"role": "user", "content": "I have 12 dollars."}],
         "prompt_ids": [5, 6, 7],
     }
     texts = [
@@ -81,15 +81,6 @@ def completions(tokenizer) -> list[rollout.Completion]:
     assert [c.text for c in found] == texts
     assert [c.status == "ok" for c in found] == [True, False, True, True, True, False, True, True]
     return found
-
-
-def test_the_floor_by_hand():
-    bad = [False, True, False, False, True, True, True, False]
-    rewards = torch.tensor([1.0, NAN, 3.0, -2.0, NAN, NAN, 7.0, NAN])
-    first, second = set_floors(rewards, torch.tensor(bad), 4, 0.5).view(2, 4)
-    assert first.tolist() == [1.0, -2.5, 3.0, -2.0]
-    assert second[:3].tolist() == [-0.5, -0.5, -0.5]  # nothing is known in this group
-    assert second[3].isnan()  # not malformed, and without a reward
 
 
 def score_all(scorer: Scorer, completions: list) -> None:
@@ -191,7 +182,8 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_completions_are_scored_while_others_are_sampled(scorer, completions, in_thread):
     expected = scores(scorer(), completions, [completion.text for completion in completions])
-    made = scorer(on_bad_format="score", reward_tokens_per_batch=40)
+    made = scorer(on_bad_format="score")
+    made.reward_model.tokens_per_batch = 40
     if in_thread:  # as on a GPU
         made._thread = ThreadPoolExecutor(1)
     score_batch = made.reward_model.score
@@ -231,12 +223,12 @@ def test_texts_that_a_gold_model_cuts_are_counted(scorer, completions, tmp_path)
     made.gold.max_length = 12
     made.reward_model.max_length = 12
     score_all(made, completions)
-    shares = made.metrics()
+    shares = made.pop_truncated()
     assert shares["gold/truncated"] > 0 and shares["reward/truncated"] > 0
-    assert made.metrics() == {"gold/truncated": 0.0, "reward/truncated": 0.0}
+    assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}
     truncated = made.measure(completions)
     assert truncated == shares["gold/truncated"]
-    assert made.metrics() == {"gold/truncated": 0.0, "reward/truncated": 0.0}  # training steps only
+    assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}  # training steps only
     gold.log_held_out(tmp_path, 5, [completion.row() for completion in completions], truncated)
     assert json.loads((tmp_path / "held_out.jsonl").read_text())["gold_truncated"] == truncated
 

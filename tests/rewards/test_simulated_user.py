@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlmt import watchdog
 from rlmt.endpoint import Endpoint, token_limits
 from rewards import simulated_user as sim
 
@@ -445,12 +444,6 @@ def test_a_speaker_that_fails_loses_no_emotion_that_is_known(
     assert (turn["content"], turn["change"], turn["emotion-point"]) == ("", change, emotion)
     assert turn["planning"]["analyse"] == "warm" and "content filter" in turn["error"]
     assert "error" not in talk
-
-
-def test_a_slow_function_shows_that_it_is_alive(tmp_path, monkeypatch):
-    monkeypatch.setattr(watchdog, "RUN", watchdog.Run(folder=tmp_path, minutes=1.0))
-    dialogue(sim.RLVER, ("x", 0, "hm"))
-    assert (tmp_path / "lock").exists()
 
 
 def test_what_a_simulator_is_asked_and_costs_at_most():

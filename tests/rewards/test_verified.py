@@ -509,12 +509,9 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     fine["kwargs"] = [{"num_placeholders": 2}]
     monkeypatch.setattr(ifeval.bounded, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
-    beats = []
-    monkeypatch.setattr(verified, "beat", lambda: beats.append(1))
 
     start = time.monotonic()
     assert verified.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0]
-    assert len(beats) == 4
     monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60))
     assert verified.instructions([slow], partial=True) == [0.0]
     met = ifeval.ifeval_check({"key": 1, "prompt": ""} | wide, wide["response"])

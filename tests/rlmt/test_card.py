@@ -46,7 +46,7 @@ def test_a_card_names_base_data_algorithm_command_metrics_and_format(run):
     for line in (
         f"| trained from | `{run.parent}/sft/model` from `Qwen/Qwen2.5-0.5B` |",
         "| algorithm | GRPO, `train_grpo.py` |",
-        "| prompts | `p.jsonl`, SHA-256 0123456789abcdef |",
+        "| prompts | `p.jsonl` |",
         "| reward model | `Skywork/Skywork-Reward-Llama-3.1-8B-v0.2`, reads think+response |",
         "| rewards | `preference:1` |",
         "| lora_r | `8` |",

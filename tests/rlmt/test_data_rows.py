@@ -16,7 +16,7 @@ from rlmt import chat as templates
 import utils
 from rlmt.data import check_ids, load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RELEASED = ROOT.parent / "shared" / "data" / "wildchat_if" / "wildchat-if_val.parquet"
 
 ROWS = [
@@ -424,7 +424,7 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, exits, capsys):
     path = write(tmp_path / "p.jsonl", rows)
     kept, dropped = load_prompts(str(path), tokenizer, 100)
     ids = templates.encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
-    assert kept == [{"id": "short", "prompt": [turn("user", "ham")], "prompt_ids": ids}]
+    assert kept == [{"id": "short", "messages": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
     assert dropped[0]["tokens"] > 300
     printed = capsys.readouterr().out

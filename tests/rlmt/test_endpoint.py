@@ -151,7 +151,8 @@ def values_of_tasks(store: str, url: str) -> list[int | None]:
 def test_kill_at_a_third_and_repeat(serve, tmp_path, capsys):
     """After kill -9 and a torn line, a second client makes the missing calls. A third one makes none."""
     server, store = serve(misbehave_quickly), tmp_path / "store.jsonl"
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
     command = [sys.executable, __file__, str(store), server.url]
     first = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     while len(server.answered) < 341:

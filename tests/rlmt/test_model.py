@@ -1,6 +1,6 @@
 """Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole weights.
 
-tests/rlmt/test_watchdog.py tests weights that cannot be loaded, tests/scripts/test_grpo.py several processes.
+tests/scripts/test_two_processes.py tests several processes.
 """
 
 import copy
@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -126,39 +125,6 @@ KINDS = {
         {"num_labels": 1, "tie_word_embeddings": True},
     ),
 }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_is_checked_by_the_headers_of_its_weights(kind, tmp_path, exits):
-    auto_class, model_class, changes = KINDS[kind]
-    folder = tmp_path / "model"
-    config = model_class.config_class(**SIZES, **changes)
-    model_class(config).save_pretrained(folder, max_shard_size="20KB")
-    policy.check_weights(auto_class, str(folder))
-    policy.load_weights(auto_class, str(folder), "float32")
-    policy.check_weights(AutoModelForSequenceClassification, str(folder), new_head=True)
-
-    others = {AutoModelForCausalLM, AutoModelForSequenceClassification} - {auto_class}
-    told = exits(policy.check_weights, others.pop(), str(folder))
-    assert f"is needed here, and its config names {model_class.__name__}" in told
-
-    # the index lists a weight that its file does not have
-    shards = sorted(folder.glob("*.safetensors"))
-    assert len(shards) > 2
-    weights = load_file(shards[1])
-    lost = next(iter(weights))
-    save_file({name: weight for name, weight in weights.items() if name != lost}, shards[1], {"format": "pt"})
-    assert "1 weights are missing" in exits(policy.check_weights, auto_class, str(folder))
-    save_file(weights, shards[1], {"format": "pt"})
-    policy.check_weights(auto_class, str(folder))
-
-    whole = shards[0].read_bytes()
-    shards[0].write_bytes(whole[: len(whole) // 2])
-    told = exits(policy.check_weights, auto_class, str(folder))
-    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
-    shards[0].unlink()
-    told = exits(policy.check_weights, auto_class, str(folder))
-    assert f"{folder}: its weights cannot be read ({shards[0].name}: " in told
 
 
 def test_a_model_without_weights_has_the_buffers_and_ties_of_a_loaded_one(base):

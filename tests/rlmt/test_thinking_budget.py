@@ -69,7 +69,7 @@ def thinker(tokenizer_folders, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("thinker")
     tokenizer = chat.load_tokenizer(str(tokenizer_folders["llama_base"]))
     templates.prepare_tokenizer(tokenizer, "think")
-    prompt_text = eval_benchmarks.task_prompt(eval_benchmarks.Args("gsm8k"), {"question": ASKED})
+    prompt_text = eval_benchmarks.task_prompt(eval_benchmarks.Args(name="gsm8k"), {"question": ASKED})
     prompt = templates.encode_prompt(tokenizer, [{"role": "user", "content": prompt_text}])
 
     parts = utils.split_thinking(THOUGHT)

@@ -335,7 +335,7 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     sampler = rollout.Sampler(None, tokenizer, rollout.Sampling(1.0, 99, stop=stop), use_vllm=False)
     ids, finished = sampler.until_end(sampled)
     sample = rollout.Sample(ids, None, finished)
-    row = {"id": "r", "prompt": [USER], "prompt_ids": [1]}
+    row = {"id": "r", "messages": [USER], "prompt_ids": [1]}
     completion = rollout.read_completion(tokenizer, plan_format, row, sample)
     assert (completion.text, completion.status, completion.cut_off) == (written, "ok", False)
     assert (completion.thinking, completion.response) == ("first", "then")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 
@@ -218,14 +217,6 @@ def test_the_critic_starts_as_asked(tmp_path):
         train_ppo.find_critic(args, tokenizer)
 
 
-def test_a_critic_without_weights_is_refused_before_any_model_is_loaded(tmp_path, exits):
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    tokenizer.save_pretrained(tmp_path)
-    shutil.copy("data/toy/base/config.json", tmp_path)
-    args = train_ppo.Args(model="data/toy/base", critic=str(tmp_path))
-    assert str(tmp_path) in exits(train_ppo.find_critic, args, tokenizer)
-
-
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -319,9 +310,9 @@ def test_dense_rewards_come_on_top_token_by_token(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     tokenizer.stop_ids = [tokenizer.eos_token_id]
     options = {"model": f"{tmp_path}/judge.py:steps"}
-    source = dense.ProcessReward(options, 2.0, tokenizer, 0, torch.device("cpu"))
+    source = dense.ProcessReward(options, 2.0, tokenizer, torch.device("cpu"))
     ids = tokenizer(" Friday Good Hello")["input_ids"] + [tokenizer.eos_token_id]
-    prompt = {"id": "a", "prompt": [], "prompt_ids": [5]}
+    prompt = {"id": "a", "messages": [], "prompt_ids": [5]}
     completion = rollout.read_completion(tokenizer, "plain", prompt, rollout.Sample(ids, None, True))
     completion.reward = 10.0
     # the steps end with the first and the third token; the outcome is on the end of turn

@@ -41,7 +41,7 @@ def toy_tokenizer():
 def new_talk(tokenizer, setting: dict) -> train_rlver.Talk:
     dialogue = simulated_user.start(PROFILE, setting)
     prompt = simulated_user.chat_messages(dialogue)
-    user = {"id": "p", "prompt": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
+    user = {"id": "p", "messages": prompt, "prompt_ids": templates.encode_prompt(tokenizer, prompt)}
     return train_rlver.Talk(user, dialogue)
 
 
@@ -125,7 +125,7 @@ def test_replies_may_have_any_think_format(think_format):
     templates.prepare_tokenizer(tokenizer, think_format, "chatml")
     setting = simulated_user.RLVER
     talk = new_talk(tokenizer, setting)
-    train_rlver.check_turns(tokenizer, talk.user["prompt"], think_format)
+    train_rlver.check_turns(tokenizer, talk.user["messages"], think_format)
     reply = utils.join_thinking("Hello", "Hello!", think_format)
     ids = tokenizer(reply, add_special_tokens=False)["input_ids"]
     if not utils.THINK_FORMATS[think_format].stop:
@@ -165,7 +165,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     for profile in toy_users.profiles(16, 0, "train"):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting))
         prompt_ids = templates.encode_prompt(toy_tokenizer, prompt)
-        users.append({"id": profile["id"], "profile": profile, "prompt": prompt, "prompt_ids": prompt_ids})
+        users.append({"id": profile["id"], "profile": profile, "messages": prompt, "prompt_ids": prompt_ids})
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
     sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
     sampler.sync(policy.Policy(model, 0.7))
@@ -394,11 +394,11 @@ def test_learning_rates_rise_to_their_values_and_stay():
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
         learners[name] = policy.Learner(torch.nn.Module(), optimizer)
     args = train_rlver.Args(warmup_steps=4)
-    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1)):
+    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1), 1):
         assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
         rates = [learner.optimizer.param_groups[0]["lr"] for learner in learners.values()]
         assert rates == pytest.approx([1e-6 * share, 5e-6 * share])
-    assert train_rlver.warm_up(learners, 0, train_rlver.Args(warmup_steps=0)) == 1e-6
+    assert train_rlver.warm_up(learners, 1, train_rlver.Args(warmup_steps=0)) == 1e-6
 
 
 def test_presets_of_the_tables():
@@ -467,7 +467,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
         assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
     profiles = toy_users.profiles(10, 0, "train")
     expected = []
-    for step in range(3):
+    for step in (1, 2, 3):
         for profile in rlmt_run.rows_of_step(profiles, step, 4, 0):
             expected += [profile["id"]] * group_size
     assert [row["id"] for row in rows] == expected

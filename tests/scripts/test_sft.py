@@ -127,7 +127,6 @@ LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
         (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
         (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
         (MANY[:8], {}, "8 usable traces are fewer than --batch-size 16"),
-        (MANY[:16], {"epochs": 1.0}, "1 step would teach nothing, as the learning rate rises from 0"),
         (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
         (MANY, {"think_format": "zero_think"}, "without a warm start; use think or plain"),
         (MANY, {"think_format": "thinking"}, "think format 'thinking' is unknown"),

@@ -1,8 +1,10 @@
-"""How a model supports the user of a dialogue: emotion curves, strategies and capabilities (RLVER, 2507.03112).
+"""Sentient: stored dialogues, their scores, and what a judge finds in the replies.
+
+A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
 
 Emotion curve: the mean emotion after each answer of the user. A dialogue that has ended keeps its final one.
 
-Strategies (section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The
+Strategies (RLVER, 2507.03112, section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The
 frequency of a group is the share of the replies that show one of its strategies. Its contribution is the mean
 change of the emotion after these replies. A reply that the user did not answer has no change, so a contribution is
 a mean over `n_changes` of the group's `n` replies.
@@ -10,9 +12,11 @@ a mean over `n_changes` of the group's `n` replies.
 Capabilities (section 3.3, appendix C): the judge marks a dialogue from 1 to 5 on each of five scales.
 
 The lists, the scales and the formulas are the paper's. Differences from it:
-1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, and a
-   prompt for a longer list of strategies (appendix E.2), but not the prompts of these two judgements.
-2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time.
+1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, a prompt for a longer
+   list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which `--template FILE` takes from a
+   file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask for the JSON that ours asks for.
+2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time. A reply that does not name
+   the strategies of each of them is invalid.
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
 
 A judge is a language model, or file.py:function (dialogue) -> a list of codes for each reply, such as
@@ -20,19 +24,58 @@ data/toy/users.py:strategies. A program gives no marks.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from rlmt.data import append_jsonl
+from benchmarks import shared
+from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
+from benchmarks.scoring import bootstrap, mean, read_object, task_means
+from rewards import simulated_user
+from rlmt.data import read_rows, write_jsonl
 from rlmt.run import load_function
 from utils import fail, or_fail
-from benchmarks import shared
-from benchmarks.scoring import bootstrap, mean, read_object
-from rewards import simulated_user
 
-# --- 1. emotion curves
+# --- 1. stored dialogues
+
+
+def turns_of_user(dialogue: dict) -> list[dict]:
+    return [turn for turn in dialogue["history"] if turn["role"] == "user"]
+
+
+def read(path: str) -> list[dict]:
+    """Reads stored dialogues; exits with 2 on a row that is not one."""
+    dialogues = read_rows(path, "emo_point", "history")
+    for number, dialogue in enumerate(dialogues, 1):
+        dialogue.setdefault("ended", "")
+        try:
+            emotions = [turn["emotion-point"] for turn in turns_of_user(dialogue)]
+            is_whole = min(emotions) + dialogue["emo_point"] > -float("inf")
+        except (TypeError, KeyError, ValueError):  # another type, a missing field, no turn of the user
+            is_whole = False
+        if not is_whole:
+            fail(
+                f"{path}:{number}: emo_point, and 'emotion-point' of every turn of the user, must be numbers"
+            )
+    return dialogues
+
+
+def score(dialogues: list[dict], seed: int) -> dict:
+    """Returns the Sentient score and its counts, with the 95 % interval, `format_ok` and `emotion_curve`."""
+    ids = []
+    finals = []
+    is_ok = []  # of the model's replies; dialogues of the official tool have no status
+    for dialogue in dialogues:
+        final = simulated_user.final_emotion(dialogue)
+        if final is not None:
+            ids.append(dialogue["id"])
+            finals.append(final)
+        is_ok += [turn["status"] == "ok" for turn in dialogue["history"] if "status" in turn]
+
+    scores = simulated_user.score(dialogues)
+    scores["interval"] = bootstrap(finals, seed)
+    scores["task_means"] = {"mean_emotion": task_means(finals, ids)}
+    scores["format_ok"] = mean(is_ok)
+    scores["emotion_curve"] = emotion_curve(dialogues)
+    return scores
 
 
 def emotion_curve(dialogues: list[dict]) -> list[float]:
@@ -45,7 +88,7 @@ def emotion_curve(dialogues: list[dict]) -> list[float]:
         final = simulated_user.final_emotion(dialogue)
         if final is None:
             continue
-        emotions = [turn["emotion-point"] for turn in dialogue["history"] if turn["role"] == "user"]
+        emotions = [turn["emotion-point"] for turn in turns_of_user(dialogue)]
         if final != emotions[-1]:  # a malformed reply, to which the user has no answer
             emotions.append(final)
         curves.append(emotions)
@@ -81,15 +124,15 @@ STRATEGIES = {
 
 STRATEGY_PROMPT = """Below, a user talks to a supporter. The supporter's replies are numbered.
 
-{dialogue}
+{$dialogue}
 
 Which of these strategies does each reply show?
-{strategies}
+{$strategies}
 
 Judge every reply by itself, in the light of what was said before it. A reply may show several strategies, or none. Name a
 strategy only if you could point to the words that show it; a polite phrase that would fit any problem shows none.
 Reply with one JSON object and nothing else. It has a key for each reply, with the list of its codes:
-{{{keys}}}"""
+{{$keys}}"""
 
 
 def show(dialogue: dict) -> str:
@@ -105,28 +148,25 @@ def show(dialogue: dict) -> str:
     return "\n\n".join(lines)
 
 
-def strategy_prompt(dialogue: dict) -> str:
-    strategies = [f"{code}: {words}" for code, words in STRATEGIES.items()]
+def strategy_fields(dialogue: dict) -> dict[str, str]:
     n_replies = simulated_user.count_replies(dialogue)
-    keys = [f'"{number}": ["..."]' for number in range(1, n_replies + 1)]
-    return STRATEGY_PROMPT.format(
-        dialogue=show(dialogue), strategies="\n".join(strategies), keys=", ".join(keys)
-    )
+    return {
+        "dialogue": show(dialogue),
+        "strategies": "\n".join(f"{code}: {words}" for code, words in STRATEGIES.items()),
+        "keys": ", ".join(f'"{number}": ["..."]' for number in range(1, n_replies + 1)),
+    }
 
 
-def read_strategies(text: str, n_replies: int | None = None) -> list[list[str]]:
-    """Reads the codes of the replies 1, 2, ...; ValueError if they are not those of `n_replies` replies."""
+def read_strategies(text: str) -> list[list[str]]:
+    """Reads the codes of the replies 1, 2, ...; ValueError if they are not lists of keys of STRATEGIES."""
     found = read_object(text)
-    codes = [found.get(str(number)) for number in range(1, len(found) + 1)]
-    return check_codes(codes, n_replies or len(codes))
+    return check_codes([found.get(str(number)) for number in range(1, len(found) + 1)])
 
 
-def check_codes(codes_of_replies: list, n_replies: int) -> list[list[str]]:
-    """Returns the codes of each reply; ValueError unless there are `n_replies` lists of keys of STRATEGIES."""
-    if len(codes_of_replies) != n_replies:
-        raise ValueError(f"codes of {len(codes_of_replies)} replies, not of {n_replies}")
+def check_codes(codes_of_replies: list) -> list[list[str]]:
+    """Returns the codes of each reply; ValueError unless they are lists of keys of STRATEGIES."""
+    known = list(STRATEGIES)  # a list, as a judge may write what cannot be looked up in a dict
     for codes in codes_of_replies:
-        known = list(STRATEGIES)  # a list, as a judge may write what cannot be looked up in a dict
         if not isinstance(codes, list) or not all(code in known for code in codes):
             raise ValueError(f"{str(codes)[:80]} is not a list of the codes {', '.join(STRATEGIES)}")
     return codes_of_replies
@@ -154,25 +194,23 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
         codes: for each dialogue the codes of its replies, or None if the judge failed.
     """
     n_replies = 0
-    counts = dict.fromkeys(GROUPS.values(), 0)
-    changes = {group: [] for group in GROUPS.values()}
+    changes = {letter: [] for letter in GROUPS}  # after each reply that shows one of the group's strategies
     for dialogue, codes_of_replies in zip(dialogues, codes, strict=True):
         if codes_of_replies is None:
             continue
         n_replies += len(codes_of_replies)
         for change, codes_of_reply in zip(emotion_changes(dialogue), codes_of_replies, strict=True):
             for letter in {code[0] for code in codes_of_reply}:
-                counts[GROUPS[letter]] += 1
-                if change is not None:
-                    changes[GROUPS[letter]].append(change)
+                changes[letter].append(change)
 
     scores = {}
-    for group, count in counts.items():
+    for letter, group in GROUPS.items():
+        known = [change for change in changes[letter] if change is not None]
         scores[group] = {
-            "n": count,
-            "frequency": count / n_replies,
-            "n_changes": len(changes[group]),
-            "contribution": mean(changes[group]),  # None without changes
+            "n": len(changes[letter]),
+            "frequency": len(changes[letter]) / n_replies,
+            "n_changes": len(known),
+            "contribution": mean(known),  # None without changes
         }
     return scores
 
@@ -224,24 +262,30 @@ CAPABILITIES = {
 
 CAPABILITY_PROMPT = """Below, a user talks to a supporter. The supporter's replies are numbered.
 
-{dialogue}
+{$dialogue}
 
 Mark the supporter on each of these five scales, over the whole conversation:
 
-{scales}
+{$scales}
 
 A mark needs what its line says, and what the lines of the lower marks say. Decide each scale by itself. Length earns nothing.
 Reply with one JSON object and nothing else, in which every mark is a whole number from 1 to 5:
-{{"reasons": "a few sentences", {keys}}}"""
+{"reasons": "a few sentences", {$keys}}"""
 
 
-def capability_prompt(dialogue: dict) -> str:
+PLACEHOLDERS = Placeholders(("dialogue",), ("scales", "keys"))
+
+
+def capability_fields(dialogue: dict) -> dict[str, str]:
     scales = []
     for name, (question, *marks) in CAPABILITIES.items():
         lines = [f"{mark}: {words}" for mark, words in enumerate(marks, 1)]
         scales.append("\n".join([f"# {name}", question, *lines]))
-    keys = ", ".join(f'"{name}": 0' for name in CAPABILITIES)
-    return CAPABILITY_PROMPT.format(dialogue=show(dialogue), scales="\n\n".join(scales), keys=keys)
+    return {
+        "dialogue": show(dialogue),
+        "scales": "\n\n".join(scales),
+        "keys": ", ".join(f'"{name}": 0' for name in CAPABILITIES),
+    }
 
 
 def read_marks(text: str) -> dict[str, int]:
@@ -268,23 +312,16 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
 # --- 4. judging
 
 
-def judged_dialogues(dialogues: list[dict]) -> list[dict]:
-    """Returns the dialogues that a judge can read: those that have a score and a reply."""
-    readable = []
-    for dialogue in dialogues:
-        has_score = simulated_user.final_emotion(dialogue) is not None
-        if has_score and simulated_user.count_replies(dialogue):
-            readable.append(dialogue)
-    return readable
+def check_judge(args) -> None:
+    """Exits with 2 if --judge cannot be asked, or if --template cannot be filled in."""
+    shared.check_judge(args)
+    capability_template(args)
 
 
-def requests(args, dialogues: list[dict], prompt: Callable[[dict], str]) -> list[dict]:
-    """Returns what --judge is asked about each dialogue."""
-    asked = []
-    for dialogue in dialogues:
-        message = {"role": "user", "content": prompt(dialogue)}
-        asked.append(shared.judge_request(args, [message]))
-    return asked
+def capability_template(args) -> str:
+    if args.template:
+        return read_template(args.template, PLACEHOLDERS)
+    return CAPABILITY_PROMPT
 
 
 def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
@@ -293,64 +330,54 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
     judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts its
     failures as n_invalid; it has no numbers if these are more than --max-invalid.
     """
-    dialogues = judged_dialogues(dialogues)
-    if not dialogues:
+    readable = []
+    for dialogue in dialogues:
+        has_score = simulated_user.final_emotion(dialogue) is not None
+        if has_score and simulated_user.count_replies(dialogue):
+            readable.append(dialogue)
+    if not readable:
         fail("--judge: no dialogue has a score and a reply")
-    rows = [{"id": dialogue["id"]} for dialogue in dialogues]
+    rows = [{"id": dialogue["id"]} for dialogue in readable]
+    scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args)}
 
-    codes = find_strategies(args, dialogues, run)
-    strategies = count_failures(codes)
-    if is_reliable(args, strategies):
-        strategies |= score_strategies(dialogues, codes)
-    scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args), "strategies": strategies}
+    if ".py:" in args.judge:
+        program = load_function(args.judge)
+        codes = [or_fail(check_codes, program(dialogue)) for dialogue in readable]
+    else:
+        requests = []
+        for dialogue in readable:
+            messages = fill_messages(STRATEGY_PROMPT, strategy_fields(dialogue))
+            requests.append(shared.judge_request(args, messages))
+        codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
+    for place, dialogue in enumerate(readable):
+        if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
+            codes[place] = None
+    scores["strategies"] = count_failures(codes)
+    if is_reliable(args, scores["strategies"]):
+        scores["strategies"] |= score_strategies(readable, codes)
     for row, codes_of_replies in zip(rows, codes, strict=True):
         row["strategies"] = codes_of_replies
 
     if ".py:" not in args.judge:
-        asked = requests(args, dialogues, capability_prompt)
-        marks = [reply.value for reply in shared.ask_judge(args, asked, read_marks, run)]
-        capabilities = count_failures(marks)
-        if is_reliable(args, capabilities):
-            capabilities |= score_capabilities(marks, args.seed)
-        scores["capabilities"] = capabilities
+        scores["wording"] = describe_wording(args.template)
+        requests = []
+        for dialogue in readable:
+            messages = fill_messages(capability_template(args), capability_fields(dialogue))
+            requests.append(shared.judge_request(args, messages))
+        marks = [reply.value for reply in shared.ask_judge(args, requests, read_marks, run)]
+        scores["capabilities"] = count_failures(marks)
+        if is_reliable(args, scores["capabilities"]):
+            scores["capabilities"] |= score_capabilities(marks, args.seed)
         for row, marks_of_dialogue in zip(rows, marks, strict=True):
             row["capabilities"] = marks_of_dialogue
 
-    path = run / f"judged{suffix}.jsonl"
-    path.unlink(missing_ok=True)
-    append_jsonl(path, rows)
+    write_jsonl(run / f"judged{suffix}.jsonl", rows)
     return scores
-
-
-def find_strategies(args, dialogues: list[dict], run: Path) -> list[list[list[str]] | None]:
-    """Returns for each dialogue the codes of its replies, by --judge; None where it failed."""
-    counts = [simulated_user.count_replies(dialogue) for dialogue in dialogues]
-    if ".py:" in args.judge:
-        program = load_function(args.judge)
-        codes = []
-        for dialogue, n_replies in zip(dialogues, counts, strict=True):
-            codes.append(or_fail(check_codes, program(dialogue), n_replies))
-        return codes
-
-    asked = requests(args, dialogues, strategy_prompt)
-    codes = [reply.value for reply in shared.ask_judge(args, asked, read_strategies, run)]
-    # What reads the replies to all requests cannot know how many replies each dialogue has. Where the judge
-    # has miscounted them, it is asked again.
-    miscounted = defaultdict(list)  # places in `dialogues`, by the number of replies
-    for place, n_replies in enumerate(counts):
-        if codes[place] is not None and len(codes[place]) != n_replies:
-            miscounted[n_replies].append(place)
-    for n_replies, places in miscounted.items():
-        parse = partial(read_strategies, n_replies=n_replies)
-        replies = shared.ask_judge(args, [asked[place] for place in places], parse, run)
-        for place, reply in zip(places, replies, strict=True):
-            codes[place] = reply.value
-    return codes
 
 
 def fingerprint(args) -> str:
     """Hashes what two comparable judgements share: judge, endpoint and wording."""
-    wording = [STRATEGY_PROMPT, STRATEGIES, CAPABILITY_PROMPT, CAPABILITIES]
+    wording = [STRATEGY_PROMPT, STRATEGIES, capability_template(args), CAPABILITIES]
     place = shared.resolve_judge_url(args.judge, args.judge_url)
     return shared.short_hash(json.dumps([args.judge, place, *wording, *shared.digests_of(args.judge)]))
 

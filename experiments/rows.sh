@@ -1,0 +1,87 @@
+# What the lines of experiments/*.sh mean; each of these files sources it after its own settings.
+#
+#   row TABLE/NAME [from NAME] [needs NAME] ... [SCRIPT FLAGS]    trains with train_SCRIPT.py, if one is named, then evaluates
+#   stage NAME [from NAME] [needs NAME] ... SCRIPT FLAGS          trains alone
+#   prepare NAME [needs NAME] ... [makes FILE] COMMAND            makes data or a small model for all seeds, unless FILE is there
+#
+# A run goes to $RESULTS/NAME-s$SEED. `from NAME` starts it from that run's model, and `needs NAME` wants another line first.
+# A row without SCRIPT evaluates the model that the line of its name trains elsewhere, or $MODEL: a folder or hub name.
+# Variables before a line hold for it alone: MAX_TOKENS and THINK_FORMAT of its evaluation, MODEL, MODEL_FLAGS, EVALUATE, LAUNCH.
+# An interrupted line goes on with the same command. ONLY=train or evaluate does one half; SHOW=1 prints the commands instead.
+: "${SEED:=0}" "${RESULTS:=results}"
+: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
+: "${AS_RELEASED:=}" # --as-released: the values of the paper's released code, where they differ from the paper's
+: "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint
+: "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
+: "${CHECKPOINTS:=checkpoints}" # those that the paper's authors publish, each named as the row
+: "${BENCHMARKS:=}"  # of a row; empty: the seven of table 1
+: "${EVALUATE:=}"    # a command in place of evaluate.sh
+MODEL=               # of a row that trains nothing, a folder or hub name
+export SEED RESULTS JUDGE_FLAGS TEMPLATES
+
+run() {
+  if [ -n "${SHOW:-}" ]; then
+    printf '%s' "$(printf ' %q' "$@")" | cut -c2-
+  else
+    "$@"
+  fi
+}
+
+row() {
+  local name=${1##*/} script=() start=()
+  shift
+  while [[ "${1:-}" == from || "${1:-}" == needs ]]; do
+    if [ "$1" = from ]; then
+      start=(--model "$RESULTS/$2-s$SEED/model")
+    fi
+    shift 2
+  done
+  local out=$RESULTS/$name-s$SEED
+  if [ $# -gt 0 ] && [ "${ONLY:-train}" = train ]; then
+    script=train_$1.py
+    if [ "$1" = sft ]; then
+      script=train_sft_warmstart.py
+    fi
+    run $LAUNCH "$script" "${@:2}" "${start[@]}" --seed "$SEED" --out "$out" --resume
+  fi
+  if [ "${ONLY:-evaluate}" = evaluate ]; then
+    evaluate "${MODEL:-$out/model}" "$name-s$SEED"
+  fi
+}
+
+stage() {
+  if [ "${ONLY:-train}" = train ]; then
+    ONLY=train row "$@"
+  fi
+}
+
+prepare() {
+  shift
+  while [ "$1" = needs ]; do
+    shift 2
+  done
+  if [ "$1" = makes ]; then
+    if [ -e "$2" ]; then
+      return
+    fi
+    shift 2
+  fi
+  run "$@"
+}
+
+evaluate() { # MODEL NAME
+  if [ "$EVALUATE" = : ]; then # the row has the numbers of the line that it needs
+    return
+  fi
+  if [ -n "$EVALUATE" ]; then
+    run $EVALUATE --model "$1" --max-tokens "${MAX_TOKENS:-128}" ${THINK_FORMAT:+--think-format "$THINK_FORMAT"} \
+      --seed "$SEED" --out "$RESULTS/$2--gold" --resume
+    return
+  fi
+  if [[ "$2" == *-as-released-s* ]]; then
+    set -- "$CHECKPOINTS/${2%-as-released-s*}" "$2"
+  fi
+  run env MAX_TOKENS="${MAX_TOKENS:-8192}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
+    bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS
+}

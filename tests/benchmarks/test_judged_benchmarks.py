@@ -1,0 +1,674 @@
+"""AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if it is there),
+how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
+
+import csv
+import gzip
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import eval_benchmarks
+import eval_wildbench
+from benchmarks import alpacaeval2, arenahard2, creativewriting3, scoring, shared
+from benchmarks.table import BENCHMARKS
+from benchmarks.wildbench import read_verdict
+from rewards.preference import RewardModel
+from rlmt.data import read_log, read_rows
+
+from rlmt.run import parse_args
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def stored(name: str) -> Path:
+    if not (SHARED / name).exists():
+        pytest.skip(f"needs {SHARED / name}")
+    return SHARED / name
+
+
+def table(name: str) -> list[dict]:
+    with open(stored(name)) as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, content) -> Path:
+    """Content as .json, or as .jsonl rows."""
+    text = json.dumps(content)
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in content)
+    path.write_text(text)
+    return path
+
+
+def score(name: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0) -> dict:
+    """What the command writes for rows (or a file), also if many of them are invalid."""
+    if not isinstance(rows, Path):
+        rows = write(tmp_path / "rows.jsonl", rows)
+    out = tmp_path / "out" / "scores.json"
+    args = eval_benchmarks.Args(
+        name=name, data=str(data), from_=str(rows), out=str(out), max_invalid=max_invalid
+    )
+    eval_benchmarks.main(args)
+    return json.loads(out.read_text())
+
+
+# --- the one reader of verdicts
+
+DRAFT = '{"score": "2"} no, better'
+
+
+@pytest.mark.parametrize(
+    "text, finish_reason, mark",
+    [
+        ('{"score": "7"}', "stop", "7"),
+        (f'<think>{DRAFT}</think>{{"score": "7"}}', "stop", "7"),
+        (f'{DRAFT}</think>{{"score": "7"}}', "stop", "7"),  # the template opened the thinking
+        (f'<think>{DRAFT}</think><think>{DRAFT}</think>{{"score": "7"}}', "stop", "7"),
+        (f'<|channel|>analysis<|message|>{DRAFT}<|channel|>final<|message|>{{"score": "7"}}', "stop", "7"),
+        (f"<think>{DRAFT}", "stop", None),
+        (f"<think>{DRAFT}", "length", None),
+        (DRAFT, "length", None),  # the template opened the thinking
+        (f"<|channel|>analysis<|message|>{DRAFT}", "stop", None),
+        (f'<think>a</think>{DRAFT} {{"score": "7"}}', "stop", None),
+        ('{"score":"1', "length", None),  # cut from 10
+        ('{"score":"1', "stop", None),
+        ('{"score": 1', "stop", None),
+        ('{"score": "7"}', "length", None),
+    ],
+)
+def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path, text, finish_reason, mark):
+    body = {"message": {"content": text}, "finish_reason": finish_reason}
+    server = serve(lambda text, n: (200, {"choices": [body]}))
+    args = eval_wildbench.Args(judge="j", judge_url=server.url)
+    request = shared.judge_request(args, [{"role": "user", "content": "Q"}])
+    reply = shared.ask_judge(args, [request], lambda said: read_verdict(said, "score"), tmp_path, 2)[0]
+    assert reply.value == mark and bool(reply.error) == (mark is None)
+    assert shared.said(reply) == ("" if mark is None else '{"score": "7"}')
+    assert len(server.requests) == (1 if mark else 2)
+
+
+# --- AlpacaEval 2
+
+
+@pytest.fixture(autouse=True)
+def few_refits(monkeypatch):
+    """Almost all the time of a score goes into its interval, which one test alone looks at."""
+    monkeypatch.setattr(alpacaeval2, "REFITS", 10)
+
+
+@pytest.mark.parametrize("model", ["FuseChat-Llama-3.1-8B-Instruct", "claude-2.1"])
+def test_alpacaeval2_published(model, tmp_path):
+    folder = stored("alpacaeval2")
+    out = score("alpacaeval2", folder / f"annotations__{model}.jsonl.gz", folder, tmp_path)
+    row = next(row for row in table("alpacaeval2/expected.csv") if row["model"] == model)
+    assert abs(out["lc_win_rate"] - float(row["published_length_controlled_win_rate"])) < 0.15
+    for key, column, tolerance in (
+        ("lc_win_rate", "recomputed_lc_official_fit", 1e-3),
+        ("win_rate", "published_win_rate", 1e-9),
+        ("discrete_win_rate", "published_discrete_win_rate", 1e-9),
+        ("win_rate_paper", "rlmt_variant_win_rate", 1e-6),
+        ("lc_win_rate_paper", "rlmt_variant_lc_win_rate", 1e-5),
+        ("avg_length", "recomputed_avg_length_chars", 1e-3),
+    ):
+        assert out[key] == pytest.approx(float(row[column]), abs=tolerance, rel=0), key
+    assert (out["n"], out["n_invalid"], out["n_missing"], len(out["rows"])) == (805, 0, 0, 805)
+
+
+def test_alpacaeval2_published_weights_give_the_published_win_rates():
+    difficulties = table("alpacaeval2/instruction_difficulty.csv")
+    difficulty = np.array([float(row["instruction_difficulty"]) for row in difficulties])
+    rows = table("alpacaeval2/glm_weights.csv")
+    for row in rows:
+        weights = [float(row[f"w_{name}"]) for name in ("tanh_length", "instruction_difficulty", "model")]
+        gap = alpacaeval2.win_rate_at_equal_length(weights, difficulty)
+        gap -= float(row["published_length_controlled_win_rate"])
+        assert (abs(gap) < 1e-6) == (row["equal_1e-6"] == "yes")
+    assert len(rows) == 97
+
+
+def test_alpacaeval2_paper_variant_by_hand(monkeypatch):
+    monkeypatch.setattr(alpacaeval2, "REFITS", 200)
+    wins, delta = np.array([1, 1, 1, 0] * 50), np.zeros(200)
+    assert abs(alpacaeval2.paper_length_control(wins, delta) - 75) < 0.6  # C = 1 pulls a little to 50
+    # 1.96 times sqrt(0.75 * 0.25 / 200) is 6 %
+    assert alpacaeval2.paper_interval(wins, delta) == pytest.approx([69, 81], abs=1.5)
+    wins = np.array([1, 0] * 50)  # it wins exactly when it is longer: at equal length nothing is left
+    assert abs(alpacaeval2.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
+
+
+def test_alpacaeval2_reads_official_and_partial_rows(tmp_path):
+    folder = stored("alpacaeval2")
+    baseline = json.load(gzip.open(folder / "gpt4_1106_preview_baseline.json.gz"))
+    annotations = read_rows(folder / "annotations__claude-2.1.jsonl.gz", make_ids=False)
+    reference = score("alpacaeval2", annotations, folder, tmp_path)
+    rows = []  # the official annotations.json has texts instead of index and length
+    for row, task in zip(annotations, baseline):
+        texts = {"instruction": task["instruction"], "output_1": task["output"], "output_2": row["output_2"]}
+        rows.append(texts | {"preference": row["preference"]})
+    again = score("alpacaeval2", rows, folder, tmp_path)
+    assert again["lc_win_rate"] == pytest.approx(reference["lc_win_rate"], rel=1e-12)
+    # rows without a preference are left out of both official rates; in the paper they are losses
+    for row, preference in zip(annotations, [None, float("nan"), 7, -1, 0.5]):
+        row["preference"] = preference
+    annotations[5]["output_2"] = None
+    annotations[6]["preference"] = 0  # the official mark of a draw
+    out = score("alpacaeval2", annotations, folder, tmp_path)
+    rest = [row["preference"] for row in annotations[7:]]
+    assert [row["line"] for row in out["rows"] if "invalid" in row] == [1, 2, 3, 4, 5, 6]
+    assert out["win_rate"] == pytest.approx(100 * np.mean([0.5, *np.array(rest) - 1]))
+    assert out["win_rate_paper"] == pytest.approx(100 * sum(value > 1.5 for value in rest) / 805)
+
+
+@pytest.mark.parametrize(
+    "text, winner",
+    [
+        ('{"output": [{"model": "B", "rank": 2}, {"model": "A", "rank": 1}]}', "A"),
+        (
+            '{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}',
+            "B",
+        ),  # the paper's rule: the first
+        ('{"output": [{"model": "C", "rank": 1}, {"model": "A", "rank": 1}]}', "A"),
+        ('```json\n{"output": [{"model": "A", "rank": "1"}]}\n```', "A"),  # as int() has it
+        *[
+            (text, None)
+            for text in ("", "A", "null", "{}", '{"output": null}', '{"output": "A"}', "[" * 9999)
+        ],
+        *[
+            (f'{{"output": [{{"model": {model}, "rank": 1}}]}}', None)
+            for model in ('"a"', '["A"]', '{"A": 1}')
+        ],
+        *[
+            (f'{{"output": [{{"model": "A", "rank": {rank}}}]}}', None)
+            for rank in ("2", '"first"', "Infinity")
+        ],
+        ('{"output": [{"model": "A", "rank": 1}', None),
+    ],
+)
+def test_parse_alpacaeval2(text, winner):
+    if winner is None:
+        with pytest.raises(ValueError):
+            alpacaeval2.parse_reply(text)
+    else:
+        assert alpacaeval2.parse_reply(text) == winner
+
+
+# --- Arena-Hard v2
+
+
+def test_arenahard2_expected(tmp_path):
+    folder = stored("arena_hard_v2")
+    out = score("arenahard2", folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz", folder, tmp_path)
+    expected = json.loads((folder / "synthetic_expected__llama3.1-8b-instruct.json").read_text())
+    assert out["score"] == pytest.approx(expected["plain_weighted_mean_percent"], abs=1e-5)
+    assert out["score_paper"] == pytest.approx(expected["rlmt_variant_win_rate_percent"], abs=1e-5)
+    low, high = out["score_style_controlled_interval"]
+    assert low < out["score_style_controlled"] < high
+    assert (out["n"], out["n_invalid"]) == (500, 500 - expected["rows_with_both_verdicts"])
+    styles = []
+    outcomes = []
+    for row in out["rows"]:
+        if "invalid" in row:
+            continue
+        value_of_baseline, weight1 = arenahard2.VERDICTS[row["game1"]]
+        value_of_model, weight2 = arenahard2.VERDICTS[row["game2"]]
+        outcomes += [1 - value_of_baseline] * weight1 + [value_of_model] * weight2
+        styles += [row["style"]] * (weight1 + weight2)
+    assert len(styles) == expected["battles_after_weighting"]
+    assert np.allclose(np.mean(styles, axis=0), expected["feature_means"], atol=1e-6)
+    assert np.allclose(np.std(styles, axis=0, ddof=1), expected["feature_stds_ddof1"], atol=1e-6)
+    # the official tool, run on one model, first takes away the model's own mean; we do not
+    features = arenahard2.scale_features(np.array(styles))
+    centred = arenahard2.bradley_terry(features - features.mean(axis=0), np.array(outcomes))
+    assert centred == pytest.approx(expected["style_control_length_markdown_percent"], abs=1e-5)
+
+
+def test_arenahard2_by_hand():
+    tasks = itertools.count()
+
+    def result(game1: str, game2: str | None, style: list | None = None, **more) -> dict:
+        return {"task": next(tasks), "game1": game1, "game2": game2, "style": style} | more
+
+    out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
+    # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
+    assert out["score"] == pytest.approx(100 * 2.5 / 6) and out["score_paper"] == 100 * 2.5 / 4
+    assert out["score_paper_interval"] == (50, 75)  # over prompts, of which one has 50 and one 75
+    out = arenahard2.category_scores([result("B>>A", None, invalid="game2: no verdict")])
+    assert (out["score"], out["score_paper"]) == (None, 75)  # a missing verdict is a tie in the paper
+    # where it writes as the baseline does, it wins 1 of 2; where it is longer, it wins much and loses: 6 of 8
+    rows = [result("B>A", "B>A", [0, 0, 0, 0])]
+    rows += [result("B>>A", "A>>B", [0.5, 0, 0, 0]), result("A>B", "B>A", [0.5, 0, 0, 0])]
+    out = arenahard2.category_scores(rows)
+    assert out["score"] == pytest.approx(70)
+    assert out["score_style_controlled"] == pytest.approx(50, abs=0.01)  # not 71, as at its own mean style
+    # a style that never differs from itself says nothing about another style: the plain score
+    out = arenahard2.category_scores(rows[1:])
+    assert out["score_style_controlled"] == pytest.approx(out["score"])
+    model = {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": 0}
+    baseline = {"token_len": 10, "header_count": {}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}}
+    expected = [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0]
+    assert np.allclose(arenahard2.style_features(model, baseline), expected)
+
+
+def test_arenahard2_rows(tmp_path, capsys):
+    folder = stored("arena_hard_v2")
+    labels = read_rows(folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz", make_ids=False)
+    reference = score("arenahard2", labels, folder, tmp_path)
+    games = []  # as the official tool stores them
+    for row in labels:
+        verdicts = [row[game] for game in arenahard2.GAMES]
+        official = {
+            "games": [verdict and {"score": f"I see [[B>A]] no: [[{verdict}]]"} for verdict in verdicts]
+        }
+        games.append(official | {"model_metadata": row["model_metadata"], "uid": row["uid"]})
+    out = score("arenahard2", games, folder / "question.jsonl.gz", tmp_path)
+    assert out["score"] == pytest.approx(reference["score"]) and out["n_invalid"] == 9
+    assert out["score_style_controlled"] == pytest.approx(reference["score_style_controlled"], abs=1e-6)
+    # without counts there is no style-controlled score, and creative writing is a score of its own
+    questions = scoring.load(folder, "question.jsonl*")
+    creative = next(row for row in questions if row["category"] == "creative_writing")
+    rows = []
+    for row in labels[:20]:
+        rows.append({key: value for key, value in row.items() if "metadata" not in key})
+    rows.append({"uid": creative["uid"]} | dict(zip(arenahard2.GAMES, ("B>A", "A>B"))))
+    out = score("arenahard2", rows, folder, tmp_path)
+    assert out["category"] == "hard_prompt" and out["score_style_controlled"] is None
+    assert "no style-controlled score of hard_prompt: 20 of 20 rows" in capsys.readouterr().err
+    own = out["creative_writing"]
+    assert (out["n"], out["n_missing"], own["n"], own["n_missing"], own["score"]) == (20, 480, 1, 249, 100)
+
+
+def test_each_category_of_arenahard2_has_its_own_baseline(tmp_path):
+    """The official files hold answers to all prompts: only those of the category's baseline count."""
+    categories = {"h": "hard_prompt", "c": "creative_writing"}
+    questions = [{"uid": uid, "category": category, "prompt": "Do."} for uid, category in categories.items()]
+    write(tmp_path / "question.jsonl", questions)
+    found = []
+    for model in ("o3-mini-2025-01-31", "gemini-2.0-flash-001"):
+        rows = [{"uid": uid, "answer": f"{model[:2]} {uid}", "metadata": {}} for uid in "hc"]
+        write(tmp_path / f"baseline_{model}.jsonl", rows)
+        found.append(
+            [task["baseline"] and task["baseline"]["answer"] for task in arenahard2.load_tasks(tmp_path)]
+        )
+    assert found == [["o3 h", None], ["o3 h", "ge c"]]
+
+
+@pytest.mark.parametrize(
+    "text, label",
+    [
+        (" b>>a ", "B>>A"),
+        ("First [[A>B]], on reflection [[B>A]].", "B>A"),
+        ("[a=b]", "A=B"),
+        ("[[A=B]] and later [B>>A]", "A=B"),  # double brackets first
+        ("My verdict is: [[A<<B]]", "A<<B"),
+        ("**[[A>B]]**\n", "A>B"),
+        *[
+            (text, None)
+            for text in ("", "A", "[[A]]", "[[A > B]]", "[[A>>>B]]", "[[C>B]]", "A>B wins", "(A>B)")
+        ],
+        *[(text, None) for text in ("[[A>B]] [[AB]]", "[[]]", "[[A>B", "A>B]]")],
+    ],
+)
+def test_parse_arenahard2(text, label):
+    if label is None:
+        with pytest.raises(ValueError):
+            arenahard2.parse_reply(text)
+    else:
+        assert arenahard2.parse_reply(text) == label
+
+
+def test_arenahard2_style_is_that_of_the_published_answers():
+    rows = read_rows(
+        stored("arena_hard_v2/baseline_o3-mini-2025-01-31.jsonl.gz"), "uid", "answer", "metadata"
+    )
+    has_tokens = arenahard2.style("")  # tiktoken downloads its table once
+    for row in rows:
+        expected = dict(row["metadata"])
+        if has_tokens:
+            assert arenahard2.style(row["answer"]) == expected
+        del expected["token_len"]
+        assert arenahard2.markdown_counts(row["answer"]) == expected
+    assert len(rows) == 500
+
+
+# --- CreativeWriting v3
+
+
+@pytest.mark.parametrize("model", ["meta-llama__llama-3.1-8b-instruct", "claude-3-5-sonnet-20241022"])
+def test_creativewriting3_published(model, tmp_path):
+    folder = stored("creativewritingv3")
+    file = folder / f"judge_texts__{model}.jsonl.gz"
+    out = score("creativewriting3", file, folder, tmp_path)
+    published = [row["published_item_score"] for row in read_rows(file, make_ids=False)]
+    assert [row["shown"] for row in out["rows"]] == published and len(published) == 96
+    expected = next(row for row in table("creativewritingv3/expected.csv") if row["model"] == model)
+    assert out["iterations"] == [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
+    assert out["overall"] == pytest.approx(float(expected["recomputed_overall_0_100"]), abs=1e-9)
+    assert (out["n"], out["n_invalid"], out["n_incomplete"], out["n_missing"]) == (96, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "text, marks",
+    [
+        ("Coherent: 12\nElegant Prose: 7.5", {"Coherent": 12, "Elegant Prose": 7.5}),
+        ("Coherent: Score 12", {"Coherent": 12}),
+        ("Coherent: 3\nCoherent: [5]\nCoherent: 4", {"Coherent": 5}),  # brackets later
+        ("Coherent: 20\nMeandering: 21\nOverwrought: 200", {"Coherent": 20}),
+        ("Coherent: -3", {"Coherent": -3}),
+        ("Coherent: 4/20", {"Coherent": 4}),
+        ("Coherent:\n 4", {"Coherent": 4}),
+        *[(text, None) for text in ("", "Coherent: twelve", "Coherent 12", "Coherent: 21", "{}")],
+    ],
+)
+def test_parse_creativewriting3(text, marks):
+    if marks is None:
+        with pytest.raises(ValueError):
+            creativewriting3.parse_marks(text)
+    else:
+        assert creativewriting3.parse_marks(text) == marks
+
+
+CRITERIA = ["Coherent", "Mood", "Meandering"]  # of the last one less is better
+
+
+@pytest.fixture
+def creative(tmp_path) -> Path:
+    """A folder of data with one prompt."""
+    prompt = {
+        "title": "T",
+        "category": "noir",
+        "writing_prompt": "On <SEED>.",
+        "seed_modifiers": ["a", "b", "c"],
+    }
+    folder = tmp_path / "creative"
+    folder.mkdir()
+    write(folder / "prompts_v3.json", {"1": prompt})
+    (folder / "criteria.txt").write_text("\n".join(CRITERIA))
+    (folder / "negative_criteria.txt").write_text("Meandering")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Coherent: 10\nMeandering: 4",  # a criterion that does not apply may be left out
+        "**Coherent:** 10\n**Meandering:** [4]",
+        "* __Coherent__: 10\n  * __Meandering__: 4",
+    ],
+)
+def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creative):
+    """Meandering is turned around: (10 + 20 - 4) / 2 of 20."""
+    row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
+    out = score("creativewriting3", [row], creative, creative)
+    assert (out["overall"], out["overall_paper"]) == (65, 65)
+    assert creativewriting3.parse_reply(text, CRITERIA) == {"Coherent": 10, "Meandering": 4}
+
+
+def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
+    """Its analysis and first marks are numbers, of which the paper's code makes a score."""
+    rows = []
+    for i, text in enumerate(
+        ("[Analysis]\nStrengths: 3 images", "Coherent: 10\nMood: 12", "Coherent: 10\nMeandering: -5")
+    ):
+        rows.append({"title": "Noir: T", "iteration": i + 1, "judge_text": text})
+    out = score("creativewriting3", rows, creative, creative)
+    assert (out["n"], out["n_invalid"], out["n_incomplete"], out["overall"], out["iterations"]) == (
+        3,
+        2,
+        2,
+        50,
+        [50],
+    )
+    assert out["overall_paper"] == pytest.approx(
+        (15 + 55 + 50) / 3
+    )  # -5 would be worth 25 of 20, and is dropped
+    assert out["rows"][1]["invalid"] == "incomplete: 2 of 3 marks, and none of 'Meandering'"
+    # over prompts, of which there is one: its iterations are no further tasks
+    assert out["overall_interval"] == [50, 50]
+
+
+@pytest.mark.parametrize("between", [" ", " \n\n"])
+def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(between, creative):
+    """Words are what white space separates: 3,600 words in paragraphs of 30 are 3,481 between single spaces."""
+    piece = between.join([" ".join(["w"] * 30)] * 120)
+    task = creativewriting3.load_tasks(creative)[0]
+    shown = {}
+    for protocol in ("official", "paper"):
+        fields = creativewriting3.judge_fields(task, piece, creative, protocol)["judge_text"]
+        shown[protocol] = [fields["writing_prompt"], fields["test_model_response"]]
+    assert shown["official"] == ["On a.", piece]
+    prompt, kept = shown["paper"]
+    assert (
+        prompt == "On <SEED>." and len(kept.split()) == 3200 and piece.startswith(kept) and kept.endswith("w")
+    )
+
+
+# --- whole runs
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command, in this process: what it said on stderr."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+    def run(*words, code: int = 0) -> str:
+        words = (*words, "--model", "data/toy/base", "--max-tokens", 16)
+        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, words)])
+        try:
+            eval_benchmarks.main(parse_args(eval_benchmarks.Args, {}))
+            ended = 0
+        except SystemExit as error:
+            ended = error.code
+        said = capsys.readouterr().err
+        assert ended == code, said
+        return said
+
+    return run
+
+
+def longer(text: str, first: str, second: str) -> bool:
+    """Tells whether the answer behind `first` is longer than the one behind `second`."""
+    a, _, b = text.partition(first)[2].partition(second)
+    return len(a.strip()) > len(b.partition("Reply with")[0].strip())
+
+
+def prefer_the_longer(text: str, n: int):
+    """A judge that thinks, and prefers the longer answer, in the form that it is asked for."""
+    if "Answer of m:" in text:
+        better = "m" if longer(text, "Answer of m:", "Answer of M:") else "M"
+        tops = [{"token": t, "logprob": math.log(0.75 if t == better else 0.25)} for t in "mM"]
+        choice = {"message": {"content": better}, "logprobs": {"content": [{"top_logprobs": tops}]}}
+        return 200, {"choices": [choice | {"finish_reason": "length"}]}
+    if "[Scores]" in text:
+        return "<think>Coherent: 1</think>[Scores]\nCoherent: 12\nMeandering: 5"
+    winner, loser = "AB" if longer(text, "Answer of A:", "Answer of B:") else "BA"
+    if "Reply with nothing but JSON" in text:
+        return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
+    return f"<think>[[A=B]]</think>So [[{winner}>{loser}]]"
+
+
+@pytest.fixture
+def server(serve):
+    return serve(prefer_the_longer)
+
+
+@pytest.fixture
+def judge(server) -> tuple[str, ...]:
+    return "--judge", "longer", "--judge-url", server.url
+
+
+def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, server):
+    """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
+    baseline = [
+        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(10)
+    ]
+    write(tmp_path / "baseline.json", baseline)
+    lines = [f"{i},{(-1) ** i},{i / 10 - 1},0.3\n" for i in range(10)]
+    header = "instruction_index,std_delta_len,instruction_difficulty,preference\n"
+    (tmp_path / "gamed.csv").write_text(header + "".join(lines))
+    alpaca = ("alpacaeval2", *judge, "--data", tmp_path)
+    for protocol, won in (("official", 1.75), ("paper", 2.0)):
+        run(*alpaca, "--protocol", protocol, "--out", tmp_path / protocol)
+        for i, row in enumerate(read_log(tmp_path / protocol / "rows.jsonl")):
+            expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
+            assert row["preference"] == pytest.approx(expected) and row["index"] == i
+    summary = json.loads((tmp_path / "official" / "summary.json").read_text())
+    assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
+    server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
+    run(*alpaca, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
+    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
+    index = [row for row in csv.DictReader(open(tmp_path / "runs.csv")) if row["run"] == "prose"]
+    assert {row["metric"]: row["value"] for row in index} == dict.fromkeys(
+        BENCHMARKS["alpacaeval2"].metrics, ""
+    )
+
+
+def arena(folder: Path, answers: list[str]) -> Path:
+    rows = [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(len(answers))]
+    unasked = {"uid": "c", "category": "creative_writing", "prompt": "No baseline, so not asked."}
+    write(folder / "question.jsonl", [*rows, unasked])
+    counts = {"token_len": 3, "header_count": {}, "list_count": {}, "bold_count": {}}
+    baseline = [{"uid": f"u{i}", "answer": answer, "metadata": counts} for i, answer in enumerate(answers)]
+    write(folder / "baseline_o3-mini-2025-01-31.jsonl", baseline)
+    return folder
+
+
+def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge, server):
+    data = arena(tmp_path, ["word " * 200] * 6 + ["."] * 4)
+    run("arenahard2", *judge, "--data", data, "--out", tmp_path / "run")
+    for i, row in enumerate(read_log(tmp_path / "run" / "rows.jsonl")):
+        if row["response"]:
+            expected = ["A>B", "B>A"] if i < 6 or len(row["response"]) == 1 else ["B>A", "A>B"]
+            assert [row["game1"], row["game2"]] == expected
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (len(server.requests), summary["n"], summary["n_invalid"]) == (20, 10, 0)
+    server.behave = lambda text, n: "<think>[[A>B]]"
+    run("arenahard2", *judge, "--data", data, "--seed", 1, "--out", tmp_path / "prose")
+    summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
+    assert (summary["n_invalid"], summary["score_paper"]) == (10, None)
+    assert len(server.requests) == 20 + 4 * 20
+    rows = read_log(tmp_path / "prose" / "rows.jsonl")
+    assert "the judge's thinking is not closed" in rows[0]["invalid"] and rows[0]["game1"] is None
+
+
+def test_creativewriting3_seeds_and_items(run, tmp_path, judge, server, creative):
+    words = ("creativewriting3", *judge, "--data", creative)
+    run(*words, "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["overall"] == 5 * (12 + 15) / 2
+    asked = [request["messages"][0]["content"] for request, _ in server.requests]
+    assert sorted(text.partition("The task:\n")[2][:5] for text in asked) == ["On a.", "On b.", "On c."]
+    server.behave = lambda text, n: "Coherent: 12\nMood: 5"  # ends before the last mark
+    run(*words, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "half")
+    summary = json.loads((tmp_path / "half" / "summary.json").read_text())
+    assert (summary["n_invalid"], summary["n_incomplete"], summary["overall"]) == (3, 3, None)
+
+
+def test_best_of_n_by_a_reward_model(run, tmp_path, judge, server):
+    """Of a judged task only the answer with the highest reward goes to the judge."""
+    proxy = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
+    several = ("--samples", 4, "--think-format", "plain", *proxy)
+    run("arenahard2", *judge, "--data", arena(tmp_path, [".", "."]), *several, "--out", tmp_path / "run")
+    judged = read_log(tmp_path / "run" / "rows.jsonl")
+    generations = read_log(tmp_path / "run" / "generations.jsonl")
+    assert (len(judged), len(generations), len(server.requests)) == (2, 8, 4)
+    scorer = RewardModel("data/toy/reward_model", "response", "plain")
+    for position, row in enumerate(judged):
+        best = {}
+        for other in generations:
+            if other["id"].startswith(f"{position}-") and other["status"] == "ok":
+                best[scorer.score([other["messages"]], [other["text"]])[0]] = other["text"]
+        if best:
+            assert row["text"] == best[max(best)]
+    assert len({row["text"] for row in generations}) == 8
+
+
+def test_too_many_invalid_rows_leave_no_metric_for_a_table():
+    """Those of the paper's rule neither, and in each category of Arena-Hard for itself."""
+    metrics = dict.fromkeys(("score", "score_style_controlled", "score_paper"), 50.0)
+    numbers = metrics | {"n": 500, "n_invalid": 5, "creative_writing": metrics | {"n": 100, "n_invalid": 30}}
+    eval_benchmarks.withhold_metrics(eval_benchmarks.Args(name="arenahard2"), numbers)
+    assert numbers["score_paper"] == 50 and "withheld" not in numbers  # 1 % is not more than 1 %
+    creative = numbers["creative_writing"]
+    assert creative["withheld"] == metrics and [creative[metric] for metric in metrics] == [None] * 3
+
+
+def test_a_withheld_value_has_no_interval_in_runs_csv(tmp_path):
+    (tmp_path / "run").mkdir()
+    withheld = {"metric": "x", "value": None, "low": -20, "high": 40}
+    scoring.add_to_index(tmp_path / "run", [withheld, withheld | {"metric": "y", "value": 10}])
+    lines = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    found = [(line["value"], line["low"], line["high"]) for line in lines]
+    assert found == [("", "", ""), ("10.0", "-20.0", "40.0")]
+
+
+def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
+    """Tasks with one prompt and another right answer, and a retrained judge, are another benchmark."""
+    task = {"question": "How much?", "answer": "#### 1", "position": 0}
+    args = eval_benchmarks.Args(name="gsm8k")
+    first = eval_benchmarks.make_fingerprint(args, [task])
+    args.seed = 1
+    assert eval_benchmarks.make_fingerprint(args, [task]) == first
+    assert eval_benchmarks.make_fingerprint(args, [task | {"answer": "#### 2"}]) != first
+    args = eval_benchmarks.Args(name="arenahard2", judge=f"local:{tmp_path}")
+    task = {"prompt": "Do.", "category": "hard_prompt", "baseline": {"answer": "."}}
+    hashes = set()
+    for content in ("one", "two"):
+        (tmp_path / "model.safetensors").write_text(content)
+        hashes.add(eval_benchmarks.make_fingerprint(args, [task]))
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize("protocol", ["official", "paper"])
+@pytest.mark.parametrize("given", ["", " --top-p 0.8"])
+def test_wildbench_g_is_wildbench_with_its_references(given, protocol, monkeypatch):
+    words = f"--data t.jsonl --temperature 0.5 --protocol={protocol}" + given
+    command = eval_benchmarks.wildbench_command(words.split())
+    monkeypatch.setattr(sys, "argv", command[1:])
+    args = parse_args(eval_wildbench.Args, {})
+    assert (args.mode, args.references, args.tasks, args.temperatures) == (
+        "reward",
+        ("gemini-flash",),
+        "t.jsonl",
+        (0.5,),
+    )
+    assert args.top_p == (0.8 if given else 0.95)
+    assert args.orders == ("random" if protocol == "paper" else "both")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("arenahard2",), "needs --judge"),
+        (("arenahard2", "--judge", "local:data/toy/bsae"), "data/toy/bsae is neither a model folder"),
+        (("arenahard2", "--judge", "gpt-4.1"), "set OPENAI_API_KEY"),
+        (("arenahard2", "--judge", "j", "--judge-url", "http://h/v1", "--key-env", "h"), "--key-env, word 1"),
+        (("gsm8k", "--judge", "j"), "has no judge"),
+        (("alpacaeval2", "--judge", "local:x"), "log-probabilities"),
+        (("ifeval", "--samples", "2"), "one answer a task"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+def test_what_cannot_run_is_said_before_anything_is_generated(words, message, dry_run, run, tmp_path):
+    out = tmp_path / "run"
+    assert message in run(*words, "--data", arena(tmp_path, ["."]), "--out", out, *dry_run, code=2)
+    assert not out.exists()
+
+
+def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge, server):
+    """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file."""
+    data = arena(tmp_path, [".", "."])
+    file = data / "baseline_o3-mini-2025-01-31.jsonl"
+    file.write_text(file.read_text().splitlines()[0])
+    words = (*judge, "--out", tmp_path / "run")
+    assert "has the answer to prompt u1" in run("arenahard2", *words, "--data", data, code=2)
+    (tmp_path / "alpaca").mkdir()
+    data = write(tmp_path / "alpaca" / "baseline.json", [{"instruction": "a", "output": "."}])
+    assert "*gamed*.csv*" in run("alpacaeval2", *words, "--data", data.parent, code=2)
+    assert not server.requests and not (tmp_path / "run").exists()
