@@ -92,10 +92,44 @@ def check_ifeval(tasks: list[dict], data: Path | None = None) -> None:
     """Exits with 2 if nltk's data is missing or a task has an unknown instruction. `data` is not needed."""
     known, _ = ifeval_checkers()
     for task in tasks:
-        unknown = set(task["instruction_id_list"]) - set(known)
+        names = task["instruction_id_list"]
+        unknown = set(names) - set(known)
         if unknown:
-            names = ", ".join(sorted(unknown))
-            fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
+            fail(
+                f"task {task['key']}: unknown instruction {', '.join(sorted(unknown))}; is this IFEval's data?"
+            )
+        all_kwargs = task.get("kwargs")
+        if not isinstance(all_kwargs, list) or len(all_kwargs) != len(names):
+            fail(
+                f"task {task['key']}: field kwargs must be a list with a dict for each of {len(names)} instructions"
+            )
+        for name, kwargs in zip(names, all_kwargs):
+            problem = unusable_arguments(known[name], name, kwargs)
+            if problem:
+                fail(f"task {task['key']}: field kwargs of {name} is {kwargs}: {problem}")
+
+
+def unusable_arguments(checker: type, name: str, kwargs: dict) -> str:
+    """Returns why an instruction cannot be checked with its arguments; "" if it can.
+
+    The official code draws a random one in place of what is missing, 0 or of a wrong type.
+    """
+    instruction = checker(name)
+    try:
+        given = {key: value for key, value in kwargs.items() if value}  # as lm-eval hands them over
+        instruction.build_description(**given)
+        instruction.check_following("One text.\n\nAnother one.")
+        used = instruction.get_instruction_args() or {}
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+    for key, value in used.items():
+        if isinstance(value, list | tuple):
+            same = isinstance(given.get(key), list | tuple)
+        else:
+            same = str(given.get(key)).lower().strip() == str(value).lower().strip()
+        if not same:
+            return f"{key} would be {value!r}"
+    return ""
 
 
 def check_ifbench(tasks: list[dict], data: Path | None = None) -> None:

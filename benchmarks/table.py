@@ -145,7 +145,6 @@ BENCHMARKS = {
         prompt=verified.HUMANEVAL_PROMPT,
         load_tasks=verified.load_humaneval,
         score=verified.score_humaneval,
-        check=verified.check_humaneval,
         metrics=("accuracy",),
         several_samples=True,
     ),

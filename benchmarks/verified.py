@@ -24,7 +24,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from utils import fail, or_fail
+from utils import fail
 from benchmarks.accuracy import accuracy, vote_as_read
 from benchmarks.scoring import check_rows, load, mean
 
@@ -138,7 +138,10 @@ MATH_SPELLINGS = (
 
 
 def load_math500(data: Path) -> list[dict]:
-    return load(data, "test.json*", "problem", "answer")
+    tasks = load(data, "test.json*", "problem", "answer")
+    for task in tasks:
+        task["answer"] = str(task["answer"])
+    return tasks
 
 
 def last_boxed(text: str) -> str | None:
@@ -238,7 +241,14 @@ GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds on
 
 
 def load_gsm8k(data: Path) -> list[dict]:
-    return load(data, "test.jsonl*", "question", "answer")
+    """Loads the questions; exits with 2 if an answer has no `####`, as a response without a number would equal it."""
+    tasks = load(data, "test.jsonl*", "question", "answer")
+    for number, task in enumerate(tasks, 1):
+        if final_number(str(task["answer"])) is None:
+            fail(
+                f"{data}, row {number}: field answer has no #### with a number behind it: {str(task['answer'])[-50:]!r}"
+            )
+    return tasks
 
 
 def final_number(text: str) -> str | None:
@@ -415,42 +425,33 @@ def load_humaneval(data: Path) -> list[dict]:
     return load(data, "HumanEval.jsonl*", "task_id", "prompt", "test", "entry_point")
 
 
-def completion(response: str, entry_point: str) -> str:
-    """Returns the last code block that defines the function, else the last block, else the whole response."""
-    blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", response, re.S) or [response]
-    for block in reversed(blocks):
-        if f"def {entry_point}(" in block:
-            return "\n" + block
-    return "\n" + blocks[-1]
-
-
-def check_humaneval(tasks: list[dict], data: Path) -> None:
-    """Exits with 2 if programs cannot be run here; see rewards/sandbox.py."""
-    from rewards import sandbox  # here, as rewards imports this package
-
-    or_fail(sandbox.strongest)
-
-
 def humaneval_check(task: dict, text: str) -> dict:
-    """Runs the prompt, its completion and the test to their end in a sandbox."""
+    """Runs the prompt with its completion, then the test, in a sandbox."""
     from rewards import sandbox  # here, as rewards imports this package
 
-    result = sandbox.run(f"{task['prompt']}{text}\n{task['test']}\ncheck({task['entry_point']})")
+    test = f"{task['test']}\ncheck({task['entry_point']})"
+    result = sandbox.run(task["prompt"] + text, [test], task["entry_point"])
+    correct = result.passed == [True]
+    status = result.status
+    if status == "ok" and not correct:
+        status = "error"
     return {
-        "correct": result.ok,
-        "program_status": result.status,  # `status` is that of the generation
+        "correct": correct,
+        "program_status": status,  # `status` is that of the generation
         "error": result.stderr[-300:],
-        "isolation": result.isolation,
     }
 
 
 def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
     """Scores rows with a `completion`, or a `response` whose code block is taken; runs a program a CPU."""
+    from rewards.code_runner import find_program
+
     tasks = load_humaneval(data)
     entry_points = {task["task_id"]: task["entry_point"] for task in tasks}
     for row in rows:
         if "completion" not in row and isinstance(row.get("response"), str):
-            row["completion"] = completion(row["response"], entry_points.get(row.get("task_id"), ""))
+            names = {entry_points.get(row.get("task_id"), "")}
+            row["completion"] = "\n" + find_program(row["response"], names)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = check_rows(
@@ -462,5 +463,4 @@ def score_humaneval(rows: list[dict], data: Path, source: str) -> dict:
             text_fields=("completion", "response"),
             apply=pool.map,
         )
-    isolation = {result.pop("isolation") for result in results if "isolation" in result}
-    return {"isolation": sorted(isolation), **accuracy(results, tasks)}
+    return accuracy(results, tasks)

@@ -2,17 +2,11 @@
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists where). A fraction,
 a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-`code` compares plain data in a process that the program cannot reach. So a test that needs `==`, `<` or
-`in` of the program's own objects (also of a Fraction or a Decimal), or that hands it a function, cannot
-be run.
-
-A program that knows the tests passes them: by heart or, without bubblewrap, from any file that all users may
-read. So does one that fakes a helper which the tests take from it: HumanEval/32, 38 and 50 call `poly`,
-`encode_cyclic` and `encode_shift` of the prompt, others an `np` that they do not import. Leave such tasks
-out. Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
+`code` runs program and tests in one process, so a program can read in its caller's frame what is expected, and an object
+that answers arithmetic as it likes can be close to any number. Comparisons by `==` of the program's own fail.
+Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
 """
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -22,13 +16,12 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
-from rewards import code_runner
+from rewards import code_runner, sandbox
 from rewards.shared import Values, has_field, verified_values
 
 # --- 1. math: reading an answer
@@ -320,56 +313,17 @@ def math_answer(
 # --- 3. code
 
 
-def _code_blocks(response: str) -> list[str]:
-    """Returns the fenced blocks of a response, or the whole of it.
-
-    A block in a list loses its indentation.
-    """
-    fenced = re.findall(r"(?ms)(^[ \t]*~~~|```)[^\n]*\n(.*?)(?:\1|\Z)", response)
-    return [textwrap.dedent(block) for _, block in fenced] or [response]
-
-
-def _tested_names(tests: list[str], entry_point: str) -> set[str]:
-    """Finds what a program must define: its entry point, else what the tests use and do not define."""
-    if re.match(r"\w", entry_point):
-        return set(re.findall(r"^\w+", entry_point))
-    try:
-        nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
-    except (SyntaxError, ValueError):  # a test is not Python
-        return set()
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    parameters = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    return {name.id for name in names} - stored - parameters
-
-
-def _find_program(response: str, tests: list[str], entry_point: str) -> str:
-    """Returns the last code block that defines at top level what the tests use, else the last block.
-
-    An example or an output may follow the program.
-    """
-    blocks = _code_blocks(response)
-    names = _tested_names(tests, entry_point)
-    if names:
-        name = rf"(?:{'|'.join(names)})"
-        definition = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
-        for block in reversed(blocks):
-            if definition.search(block):
-                return block
-    return blocks[-1]
-
-
 def _share_passed(row: dict, timeout: float) -> float | None:
-    """Returns the share of its tests that a row passes; None if it has none or they cannot be run."""
-    tests = row.get("tests")
-    if not tests:
+    """Returns the share of its tests that a row passes; None if it has none, or the sandbox did not start."""
+    if not has_field(row, "tests"):
         return None
+    tests = code_runner.read_tests(row)
     entry_point = row.get("entry_point") or ""
-    if isinstance(tests, str):
-        tests = [f"{tests}\ncheck({entry_point})" if entry_point else tests]
-    program = _find_program(row["response"], tests, entry_point)
-    passed = code_runner.count_passed(program, tests, entry_point, timeout)
-    return None if passed is None else passed / len(tests)
+    program = code_runner.find_program(row["response"], code_runner.tested_names(tests, entry_point))
+    result = sandbox.run(program, tests, entry_point, timeout)
+    if result.status == "not started":
+        return None
+    return sum(result.passed) / len(tests)
 
 
 def code(
@@ -386,10 +340,8 @@ def code(
     program; it defines `check(candidate)` if the row has an `entry_point` (a name, or an expression such as
     `Solution().solve`).
 
-    Tests see the program's functions and objects from another process. Plain data is compared there: a
-    Counter as a dict, NumPy's scalars as numbers. Objects can be called, indexed, iterated, set, entered and
-    combined (see code_tests.py), and equal only themselves. The value is None where a test hands over what
-    cannot be pickled, such as a lambda.
+    The value is None where the sandbox was killed before the program began. Raises ValueError as
+    code_runner.read_tests does; the check at the start of a run has said so before.
 
     Args:
         partial: return `value` times the share of the tests that pass.
@@ -409,6 +361,9 @@ def code(
     if not partial:
         row_shares = [share if share is None else float(share == 1) for share in row_shares]
     return verified_values(rows, row_shares, value, no_eos)
+
+
+code.read_field = code_runner.read_tests  # rewards.check tries it on every prompt
 
 
 # --- 4. instructions

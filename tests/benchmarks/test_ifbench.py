@@ -102,6 +102,20 @@ def test_ifeval_counts_the_character_that_was_asked_for():
     assert ifeval.ifeval_check(task, " \n") == {"strict": [False], "loose": [False]}
 
 
+@pytest.mark.parametrize(
+    "name, kwargs",
+    [
+        ("language:response_language", {"language": "zh"}),
+        ("length_constraints:number_sentences", {"num_sentences": 0, "relation": "at least"}),
+        ("length_constraints:number_words", {"num_words": "5", "relation": "at least"}),
+        ("keywords:existence", {}),
+    ],
+)
+def test_ifeval_refuses_what_it_would_draw_at_random(name, kwargs, exits):
+    with pytest.raises(SystemExit):
+        ifeval.check_ifeval([{"key": 1, "instruction_id_list": [name], "kwargs": [kwargs]}])
+
+
 def test_ifeval_rows(tmp_path, capsys):
     task = {
         "key": 7,
