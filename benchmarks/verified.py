@@ -427,10 +427,10 @@ def load_humaneval(data: Path) -> list[dict]:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """Runs the prompt with its completion, then the test, in a sandbox."""
-    from rewards import sandbox  # here, as rewards imports this package
+    from rewards import code_runner  # here, as rewards imports this package
 
     test = f"{task['test']}\ncheck({task['entry_point']})"
-    result = sandbox.run(task["prompt"] + text, [test], task["entry_point"])
+    result = code_runner.run(task["prompt"] + text, [test])
     correct = result.passed == [True]
     status = result.status
     if status == "ok" and not correct:

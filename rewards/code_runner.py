@@ -1,7 +1,23 @@
-"""Finds the program in a response and reads the tests of a row, for the reward `code` and for HumanEval."""
+"""Finds the program in a response, reads the tests of a row, and says which have passed: for `code` and for HumanEval.
+
+    result = run("def f(x): return 2 * x", ["assert f(3) == 6"])  # .passed .status .stderr
+
+What an assert expects does not enter the program's process. `assert f(3) == 6` becomes `__report__(0, f(3))` there, and
+its value is compared with the 6 here: no program can read the 6, and none of its objects takes part in the comparison.
+Reports count only if a random word is printed after the last one.
+
+This hides literals after ==, and which of `assert f(x)` and `assert not f(x)` is meant; of HumanEval's 164 tasks 152 state
+nothing else. Any other condition is worked out in the program's process, as in the official tools. There a hostile program
+can read it, and can return an object that equals, or is close to, whatever is expected.
+"""
 
 import ast
+import contextlib
 import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from rewards import sandbox
 
 # CommonMark's: on a line of its own, maybe as the first thing in an item of a list
 FENCE = re.compile(r"((?:\s*(?:[-*+]|\d+[.)])(?=\s))?\s*)(`{3,}|~{3,})(.*)")
@@ -107,3 +123,74 @@ def tested_names(tests: list[str], entry_point: str) -> set[str]:
             elif isinstance(node, ast.arg):
                 defined.add(node.arg)
     return used - defined
+
+
+class Result(NamedTuple):
+    passed: list[bool]
+    """One for each test; all False unless the last one came to its end."""
+    status: str
+    """As in sandbox.Output."""
+    stderr: str
+
+
+class Reports(ast.NodeTransformer):
+    """Turns asserts into reports; `expected` holds what each must be for the assert to be true."""
+
+    def __init__(self):
+        self.expected = []
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        condition = node.test
+        if isinstance(condition, ast.Constant):  # `assert False` stands where a test must not come
+            return node
+        if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+            return self.report(f"bool({ast.unparse(condition.operand)})", False)
+        if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.Eq):
+            with contextlib.suppress(ValueError, TypeError):  # not one literal
+                [literal] = condition.comparators
+                return self.report(ast.unparse(condition.left), ast.literal_eval(literal))
+        return self.report(f"bool({ast.unparse(condition)})", True)
+
+    def report(self, expression: str, expected: object) -> ast.AST:
+        """Returns the statement that reports what an expression is."""
+        number = len(self.expected)
+        self.expected.append(expected)
+        return ast.parse(f"__report__({number}, {expression})").body[0]
+
+
+def run(program: str, tests: list[str], timeout: float = 10.0) -> Result:
+    """Runs a program and its tests, as sandbox.run does.
+
+    A test has passed if it comes to its end, and each of its asserts was reached and was true each time. What is compared
+    with a literal must be plain data or like it, as a Counter is like a dict.
+    """
+    reports = Reports()
+    sources = []
+    numbers = []  # of each test's reports
+    for test in tests:
+        first = len(reports.expected)
+        tree = reports.visit(ast.parse(test))
+        tree.body.append(reports.report("True", True))  # it comes to its end
+        sources.append(ast.unparse(tree))
+        numbers.append(range(first, len(reports.expected)))
+
+    output = sandbox.run(program, sources, timeout)
+    reported = defaultdict(list)
+    for line in output.reports.splitlines():
+        number, _, value = line.partition(" ")
+        reported[number].append(value)
+    holds = []
+    for number, expected in enumerate(reports.expected):
+        values = reported[str(number)]
+        holds.append(values != [] and all(_is_literal(value, expected) for value in values))
+    passed = []
+    for test_numbers in numbers:
+        passed.append(all(holds[number] for number in test_numbers))
+    return Result(passed, output.status, output.stderr)
+
+
+def _is_literal(text: str, expected: object) -> bool:
+    try:
+        return ast.literal_eval(text) == expected
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False

@@ -1,17 +1,12 @@
-"""Runs Python programs that nobody has read: for HumanEval, and for the reward `code`.
-
-    result = sandbox.run("def f(x): return 2 * x", ["assert f(3) == 6"])  # .passed .status .stderr
+"""Runs Python programs that nobody has read, for HumanEval and the reward `code`; code_runner.py says what has passed.
 
 A program runs in bubblewrap: no network, no other process, a folder of its own, and of all other files only Python's and
 /usr, to read. With --unsafe-code it runs without. Either way time, memory, processes and files have limits, the
 environment is empty, and its whole process group is killed in the end.
-
-A test has passed only if a random word is printed after the last one. No variable holds this word; a program can find it
-only by searching the memory of its process. That process holds the tests too, as in the official tools: a program can
-read in its caller's frame what is expected of it.
 """
 
 import contextlib
+import fcntl
 import functools
 import json
 import math
@@ -29,21 +24,20 @@ from utils import or_fail
 
 STARTER = Path(__file__).with_name("code_starter.py").read_text()
 KILL_FIRST = 'echo 1000 > /proc/self/oom_score_adj; exec "$@"'  # this process, when memory runs out
-FREE_USERS = range(
-    61184, 65520
-)  # ids that systemd gives to passing services; nobody logs in by them or owns a file
+FREE_USERS = range(61184, 65520)  # ids that systemd gives to passing services: nobody's
 MEMORY_MB = 1024  # address space of each process
 FILE_MB = 16  # each file, stdout and stderr among them; all files together have 16 times as much
+PIPE_BYTES = 1 << 20  # what a program reports; one that has more to say waits until its time is over
 PROCESSES = 32
 unsafe = False  # set by `check`
 
 
-class Result(NamedTuple):
-    passed: list[bool]
-    """One for each test; all False unless the last one came to its end."""
+class Output(NamedTuple):
     status: str
-    """ok: it came to its end; error: exception or early exit; timeout; killed: by a signal, as from a limit;
-    not started: the sandbox was killed or had no time before the program began, as on a machine without free memory."""
+    """ok: the program came to its end, and its tests; error: exception or early exit; timeout; killed: by a signal, as from
+    a limit; not started: the sandbox was killed or had no time before the program began, as without free memory."""
+    reports: str
+    """A line for each __report__ of the tests; empty unless the status is ok."""
     stderr: str
 
 
@@ -68,7 +62,7 @@ def _needs_own_user() -> bool:
             if own_user and os.geteuid() != 0:
                 continue
             try:
-                _start({"program": "", "tests": [], "entry_point": ""}, 10.0, True, own_user)
+                _start("", [], 10.0, own_user)
                 return own_user
             except OSError as error:
                 problem = str(error)
@@ -113,20 +107,22 @@ def _limits(timeout: float, own_user: bool) -> dict[str, int]:
     }
 
 
-def _start(task: dict, timeout: float, barrier: bool, own_user: bool) -> Result:
-    """Runs a task of code_starter.py. Raises OSError if the sandbox ends by itself before the program begins."""
+def _start(program: str, tests: list[str], timeout: float, own_user: bool) -> Output:
+    """Runs code_starter.py; raises OSError if the sandbox ends by itself before the program begins."""
     user = 0
     if own_user:
         user = secrets.choice(FREE_USERS)
     folder = tempfile.mkdtemp(prefix="sandbox-")
     home = folder
     command = ["/bin/sh", "-c", KILL_FIRST, "sh"]
-    if barrier:
+    if not unsafe:
         home = "/scratch"
         command += _bwrap(own_user)
     word = secrets.token_hex(16)
     read_end, report = os.pipe()
-    request = {"task": task, "limits": _limits(timeout, own_user), "user": user, "report": report}
+    fcntl.fcntl(report, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    limits = _limits(timeout, own_user)
+    request = {"program": program, "tests": tests, "limits": limits, "user": user, "report": report}
 
     with tempfile.TemporaryFile() as error_file, open(read_end, "rb", buffering=0) as reports:
         process = subprocess.Popen(
@@ -159,18 +155,17 @@ def _start(task: dict, timeout: float, barrier: bool, own_user: bool) -> Result:
             # not by shutil.rmtree, whose recursion ends at 1,000 folders
             subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
         os.set_blocking(read_end, False)  # a process that is left could keep the other end open
-        said = reports.read(1 << 16) or b""
+        said = reports.read(PIPE_BYTES) or b""
         error_file.seek(0)
         error = error_file.read().decode(errors="replace")
 
+    started, finished, reported = said.decode(errors="replace").partition(word)
     was_killed = code is not None and (code < 0 or code > 128)  # bwrap returns 128 + signal
-    _, finished, verdicts = said.partition(word.encode())
-    passed = [verdict == ord("1") for verdict in verdicts]
     if finished:
         status = "ok"
-    elif not said and not was_killed and code is not None:
+    elif not started and not was_killed and code is not None:
         raise OSError(error.strip()[-200:])
-    elif not said:
+    elif not started:
         status = "not started"
     elif code is None:
         status = "timeout"
@@ -178,23 +173,21 @@ def _start(task: dict, timeout: float, barrier: bool, own_user: bool) -> Result:
         status = "killed"
     else:
         status = "error"
-    return Result(passed or [False] * len(task["tests"]), status, error)
+    return Output(status, reported, error)
 
 
-def run(program: str, tests: list[str], entry_point: str = "", timeout: float = 10.0) -> Result:
-    """Runs a program, then its tests in order. Several threads may call it at once.
+def run(program: str, tests: list[str], timeout: float = 10.0) -> Output:
+    """Runs a program, then its tests in order, in a fresh interpreter. Several threads may call it at once.
 
     Raises OSError if the sandbox does not work here; `check` says so before.
 
     Args:
         program: Python source; any string is fine.
-        tests: each is Python source.
-        entry_point: what is tested, even if that is the name of a builtin or a module; "" if unknown.
+        tests: each is Python source, which may call __report__(number, value).
         timeout: wall time of all of it, in seconds. CPU time is limited to about as much.
     """
     own_user = not unsafe and _needs_own_user()
-    task = {"program": program, "tests": tests, "entry_point": entry_point}
-    result = _start(task, timeout, not unsafe, own_user)
-    if result.status == "not started":
-        result = _start(task, timeout, not unsafe, own_user)
-    return result
+    output = _start(program, tests, timeout, own_user)
+    if output.status == "not started":
+        output = _start(program, tests, timeout, own_user)
+    return output

@@ -2,9 +2,8 @@
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists where). A fraction,
 a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-`code` runs program and tests in one process, so a program can read in its caller's frame what is expected, and an object
-that answers arithmetic as it likes can be close to any number. Comparisons by `==` of the program's own fail.
-Run a data set's reference solutions through `code` first, and leave out the tasks that do not get 1.
+code_runner.py says what a hostile program can read of the tests of `code`. Run a data set's reference solutions through
+`code` first, and leave out the tasks that do not get 1.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from typing import Literal
 
 from utils import or_fail
 from benchmarks.verified import last_boxed, normalise_math
-from rewards import code_runner, sandbox
+from rewards import code_runner
 from rewards.shared import Values, has_field, verified_values
 
 # --- 1. math: reading an answer
@@ -313,17 +312,22 @@ def math_answer(
 # --- 3. code
 
 
-def _share_passed(row: dict, timeout: float) -> float | None:
+def _share_passed(row: dict, timeout: float, partial: bool) -> float | None:
     """Returns the share of its tests that a row passes; None if it has none, or the sandbox did not start."""
     if not has_field(row, "tests"):
         return None
     tests = code_runner.read_tests(row)
-    entry_point = row.get("entry_point") or ""
-    program = code_runner.find_program(row["response"], code_runner.tested_names(tests, entry_point))
-    result = sandbox.run(program, tests, entry_point, timeout)
+    names = code_runner.tested_names(tests, row.get("entry_point") or "")
+    program = code_runner.find_program(row["response"], names)
+    result = code_runner.run(program, tests, timeout)
     if result.status == "not started":
         return None
-    return sum(result.passed) / len(tests)
+    passed = result.passed
+    if partial and result.status != "ok":  # one test may have ended all: each by itself, in its share of the time
+        passed = []
+        for test in tests:
+            passed += code_runner.run(program, [test], timeout / len(tests)).passed
+    return sum(passed) / len(tests)
 
 
 def code(
@@ -346,7 +350,7 @@ def code(
     Args:
         partial: return `value` times the share of the tests that pass.
         value, no_eos: see shared.verified_values.
-        timeout: wall time of all tests of a row, in seconds.
+        timeout: wall time of all tests of a row, in seconds; twice that with `partial`.
         workers: programs that run at the same time.
     """
     # A policy that has settled writes the same program again and again: equal responses to equal tests are
@@ -354,7 +358,7 @@ def code(
     keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]
     different = dict(zip(keys, rows))
     with ThreadPoolExecutor(workers) as pool:
-        run_one = functools.partial(_share_passed, timeout=timeout)
+        run_one = functools.partial(_share_passed, timeout=timeout, partial=partial)
         shares = dict(zip(different, pool.map(run_one, different.values())))
 
     row_shares = [shares[key] for key in keys]

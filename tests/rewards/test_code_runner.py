@@ -41,6 +41,12 @@ def test_the_block_that_defines_what_is_tested_counts(response, program):
 
 CASES = [  # program, tests, entry_point, value with `partial`
     (GOOD, TESTS, "", 1.0),
+    (f"import time\n{GOOD} + (x == 2 and time.sleep(99))", TESTS, "", 0.5),  # one test takes all the time
+    (GOOD, ["try:\n    f('')\n    assert False\nexcept TypeError:\n    pass"], "", 1.0),
+    (GOOD, ["assert f(1) == 2 == f(-1)", "assert f(1) != 3 and f(0)", "assert not f(1) - 2"], "", 1.0),
+    (GOOD, ["for x in (3, 2, 3):\n    assert f(x) == 10"], "", 0.0),
+    ("import collections\ndef g(a): return {1: collections.deque(a)}", ["assert g('a') == {1: ['a']}"], "", 0.0),
+    ("import numpy as np\ndef g(): return {np.int64(1): (np.bool_(1), 0.5)}", ["assert g() == {1: (True, 0.5)}"], "", 1.0),
     ("def f(x): return 10", TESTS, "", 0.5),
     (f"{GOOD}\n\nif __name__ == '__main__':\n    print(f(int(input())))", TESTS, "f", 1.0),
     ("def g(a, b=2): return [a, b]", "def check(candidate):\n    assert candidate(1) == [1, 2]", "g", 1.0),
@@ -80,7 +86,7 @@ def test_tests_that_cannot_tell_programs_apart_are_refused(tests, message):
 def test_a_sandbox_that_does_not_start_is_tried_again_once(needs_sandbox, monkeypatch, n_lost, value):
     """As when the kernel ends it because memory runs out."""
     start = sandbox._start
-    lost = [sandbox.Result([False], "not started", "")] * n_lost
+    lost = [sandbox.Output("not started", "", "")] * n_lost
     monkeypatch.setattr(sandbox, "_start", lambda *args: lost.pop() if lost else start(*args))
     assert verified.code([row(GOOD, tests=TESTS)]) == [value]
 

@@ -1,4 +1,4 @@
-"""rewards/sandbox.py and code_starter.py, attacked; and what limits are left with --unsafe-code."""
+"""The sandbox, its starter and the reports of tests, attacked; and what limits are left with --unsafe-code."""
 
 import os
 import signal
@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from rewards import sandbox
+from rewards.code_runner import run
 
 TESTS = [
     "assert f(3) == 10",
-    "assert all(abs(f(x) - x * x - 1) < 1e-6 for x in range(4))",
-    "assert math.isclose(f(0), 1)",
+    "def check(candidate):\n    assert candidate(0) == 1\n    assert not candidate(-1) == 3\ncheck(f)",
+    "assert [f(x) for x in range(3)] == [1, 2, 5], 'one more than its square'",
 ]
 GOOD = "def f(x):\n    print('fine')\n    return x * x + 1"
 SEEK_WORD = """
@@ -32,13 +33,37 @@ for fd in range(256):
     except OSError: pass
 for word in found:
     for fd in range(256):
-        try: os.write(fd, word + b"111")
+        try: os.write(fd, word + b"0 10\\n1 True\\n")
         except OSError: pass
 os._exit(0)
+"""
+# returns an integer that stands in a test of its callers' frames, or in any object that gc knows
+SEEK_EXPECTED = """
+import gc, os, re, sys
+def f(x):
+    texts = []
+    frame = sys._getframe()
+    while frame:
+        texts += [frame.f_locals, frame.f_globals, frame.f_code.co_consts]
+        frame = frame.f_back
+    found = re.findall(r"== *(-?\\d+|\\[[^]]*\\])", str(texts + gc.get_objects()))
+    return eval(found[0]) if found else None
+"""
+JUMP = """
+import sys
+def f(x):
+    def leave(frame, event, argument):
+        if event == "line": frame.f_lineno = max(line for *_, line in frame.f_code.co_lines() if line)
+        return leave
+    sys.settrace(leave)
+    sys._getframe(1).f_trace = leave
+    return 0
 """
 HOSTILE = {
     "word": SEEK_WORD,
     "word's variable": "import sys\nprint(word, request, sys.modules['__main__'].__dict__)",
+    "expected": SEEK_EXPECTED,
+    "jump": JUMP,
     "os._exit": "import os\nos._exit(0)",
     "os._exit inside": "import os\ndef f(x): os._exit(0)",
     "sys.exit": "raise SystemExit(0)",
@@ -46,16 +71,17 @@ HOSTILE = {
     "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 0",
     "eq": "class Any:\n    def __eq__(self, other): return True\ndef f(x): return Any()",
     "eq of an int": "class Any(int):\n    __eq__ = lambda *a: True\ndef f(x): return [Any(3)]",
-    "builtins": "import builtins\nfor n in ('abs', 'all', 'range', 'exec'): setattr(builtins, n, lambda *a: 0)\ndef f(x): return 0",
-    "own builtins": "abs = lambda x: 0\nall = lambda x: True\nclass math: isclose = lambda *a: True\ndef f(x): return 0",
-    "modules": "import math, os\nmath.isclose = lambda *a: True\nos.write = os._exit\ndef f(x): return 0",
-    "starter": "import sys\nmain = sys.modules['__main__']\nmain.run = main.trusted = lambda *a, **k: b'111'\ndef f(x): return 0",
+    "repr": "class Any:\n    __repr__ = lambda self: 'x == x'\ndef f(x): return Any()",
+    "deep": "class Any:\n    __repr__ = lambda self: '-(' * 10**5\ndef f(x): return Any()",
+    "builtins": "import builtins\nfor n in ('bool', 'map', 'repr', 'exec'): setattr(builtins, n, lambda *a: 10)\ndef f(x): return 0",
+    "starter": "import sys\nmain = sys.modules['__main__']\nmain.run = main.plain = lambda *a, **k: 10\ndef f(x): return 0",
     "kill the parent": "import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)",
     "fork": "import os\nos.fork()\nos._exit(0)",
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "memory": "x = []\nwhile True: x.append(bytearray(1 << 26))",
     "disk": "for i in range(99): open(str(i), 'wb').write(bytes(15 << 20))",
     "output": "while True: print('x' * 10**6)",
+    "report": "def f(x): return 'x' * 10**7",
     "deaf": "import signal\nfor s in set(signal.Signals) - {9, 19}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
     "symlink": "import os\nos.symlink('TARGET', 'link')\nopen('link', 'w').write('x')",
     "read": "def f(x): return open('TARGET').read()",
@@ -71,13 +97,19 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path):
     before = set(Path(sandbox.tempfile.gettempdir()).glob("sandbox-*"))
     earned = {}
     for name, program in HOSTILE.items():
-        result = sandbox.run(program.replace("TARGET", str(target)), TESTS, timeout=2.0)
+        result = run(program.replace("TARGET", str(target)), TESTS, timeout=2.0)
         if any(result.passed) or result.status == "not started":
             earned[name] = result
     assert earned == {}
-    assert sandbox.run(GOOD, TESTS) == ([True] * 3, "ok", "")
+    assert run(GOOD, TESTS) == ([True] * 3, "ok", "")
     assert target.read_text() == "untouched"
     assert set(Path(sandbox.tempfile.gettempdir()).glob("sandbox-*")) <= before
+
+
+def test_what_is_no_literal_can_be_read(needs_sandbox):
+    """The limit that code_runner.py names, and a control of the attack above."""
+    assert run(HOSTILE["expected"], ["assert f(3) == 10 == 10"]).passed == [True]
+    assert run(HOSTILE["eq"], ["x = 10\nassert f(3) == x"]).passed == [True]
 
 
 def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
@@ -95,7 +127,7 @@ def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
         )
         tests = ["assert not connect()", "assert seen == []", "assert 'OPENAI_API_KEY' not in os.environ"]
         tests += ["assert os.getuid() != 0", "open('a', 'w').close(); assert os.listdir('.') == ['a']"]
-        assert sandbox.run(program, tests).passed == [True] * 5
+        assert run(program, tests).passed == [True] * 5
 
 
 def test_nothing_outlives_a_caller_that_is_killed(needs_sandbox):
@@ -123,16 +155,16 @@ def running(mark: str) -> bool:
 def test_unsafe_code_still_has_limits(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(sandbox, "unsafe", True)
-    assert sandbox.run(GOOD, TESTS).passed == [True] * 3
+    assert run(GOOD, TESTS).passed == [True] * 3
     for name in ("os._exit", "memory", "eq", "output"):
-        assert not any(sandbox.run(HOSTILE[name], TESTS, timeout=2.0).passed), name
-    assert sandbox.run("while True: pass", TESTS, timeout=0.5).status == "timeout"
-    result = sandbox.run(
+        assert not any(run(HOSTILE[name], TESTS, timeout=2.0).passed), name
+    assert run("while True: pass", TESTS, timeout=0.5).status == "timeout"
+    result = run(
         "import os\nfolder = os.getcwd()", ["assert folder == os.environ['HOME'] and len(os.environ) < 9"]
     )
     assert result.passed == [True]
     mark = f"{time.monotonic_ns()}"
-    sandbox.run(f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])", [])
+    run(f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])", [])
     assert not running(mark)
 
 
