@@ -323,7 +323,9 @@ def _share_passed(row: dict, timeout: float, partial: bool) -> float | None:
     if result.status == "not started":
         return None
     passed = result.passed
-    if partial and result.status != "ok":  # one test may have ended all: each by itself, in its share of the time
+    if (
+        partial and result.status != "ok"
+    ):  # one test may have ended all: each by itself, in its share of the time
         passed = []
         for test in tests:
             passed += code_runner.run(program, [test], timeout / len(tests)).passed

@@ -45,8 +45,18 @@ CASES = [  # program, tests, entry_point, value with `partial`
     (GOOD, ["try:\n    f('')\n    assert False\nexcept TypeError:\n    pass"], "", 1.0),
     (GOOD, ["assert f(1) == 2 == f(-1)", "assert f(1) != 3 and f(0)", "assert not f(1) - 2"], "", 1.0),
     (GOOD, ["for x in (3, 2, 3):\n    assert f(x) == 10"], "", 0.0),
-    ("import collections\ndef g(a): return {1: collections.deque(a)}", ["assert g('a') == {1: ['a']}"], "", 0.0),
-    ("import numpy as np\ndef g(): return {np.int64(1): (np.bool_(1), 0.5)}", ["assert g() == {1: (True, 0.5)}"], "", 1.0),
+    (
+        "import collections\ndef g(a): return {1: collections.deque(a)}",
+        ["assert g('a') == {1: ['a']}"],
+        "",
+        0.0,
+    ),
+    (
+        "import numpy as np\ndef g(): return {np.int64(1): (np.bool_(1), 0.5)}",
+        ["assert g() == {1: (True, 0.5)}"],
+        "",
+        1.0,
+    ),
     ("def f(x): return 10", TESTS, "", 0.5),
     (f"{GOOD}\n\nif __name__ == '__main__':\n    print(f(int(input())))", TESTS, "f", 1.0),
     ("def g(a, b=2): return [a, b]", "def check(candidate):\n    assert candidate(1) == [1, 2]", "g", 1.0),
@@ -63,7 +73,7 @@ def test_values(needs_sandbox):
     rows = []
     for program, tests, entry_point, _ in CASES:
         rows.append(row(f"```python\n{program}\n```", tests=tests, entry_point=entry_point))
-    assert verified.code(rows, partial=True, timeout=3.0) == [value for *_, value in CASES]
+    assert verified.code(rows, partial=True, timeout=2.0) == [value for *_, value in CASES]
     assert verified.code([rows[0], rows[1], row("no tests")], value=10.0) == [10.0, 0.0, None]
     assert verified.code([row("```\ndef f", "truncated", tests=TESTS)], no_eos=-1.0) == [-1.0]
 
