@@ -190,9 +190,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("script", ["train_grpo.py", "train_dpo.py"])
-def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(
-    script, here, judge, run, tmp_path
-):
+def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(script, here, judge, run, tmp_path):
     server = judge(lambda text: "{}").server
     words = ["--gold", f"judge:g@{server.url}"]
     if script == "train_grpo.py":
