@@ -17,7 +17,6 @@ import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from utils import or_fail
 from benchmarks.verified import last_boxed
 from rewards import code_runner
 from rewards.shared import Values, has_field, verified_values
@@ -39,8 +38,7 @@ LONGEST_ANSWER = 1000  # characters; comparing takes longer than in proportion t
 MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times")
 # What math-verify does not read, as LaTeX that it does; in this order.
 SPELLINGS = (
-    (r"[\u2012-\u2014\u2212]", "-"),
-    (r"([⁰¹²³⁴-⁹]+)", r"^{\1}"),
+    (r"([⁻⁰¹²³⁴-⁹]+)", r"^{\1}"),
     (r"([¼-¾⅐-⅞])", r" \1"),
     (r"[×·⋅]", r"\\cdot "),
     (r"√ *\(?(\w+)\)?", r"\\sqrt{\1}"),
@@ -48,6 +46,7 @@ SPELLINGS = (
     (r"[°€£¥]", ""),
 )
 LATEX_SPELLINGS = (
+    (r"[\u2012-\u2014\u2212]", "-"),
     (r"\u2044", "/"),  # of ½
     (r"(?<=\d)(?:\\[,!;: ]|\{,\}| )(?=\d{3}(?!\d))", ""),  # 10\,000
     (r"(?<![\d/.])(\d+) +(\d+) ?/ ?(\d+)", r"\1\\frac{\2}{\3}"),  # 3 1/2
@@ -116,17 +115,7 @@ def _compare_pairs(seconds: float) -> None:
     import sys
 
     import math_verify
-    from sympy import Add, Mul
-
-    def has_work(answer) -> bool:
-        """Tells whether a sum, or a product of two numbers, still has to be worked out."""
-        if answer.has(Add):
-            return True
-        for product in answer.atoms(Mul):
-            numbers = [part for part in product.args if part.is_Number and part != -1]
-            if len(numbers) > 1:
-                return True
-        return False
+    from sympy import Add
 
     def is_equal(sides: list[str]) -> bool:
         parsed = [math_verify.parse(f"\\boxed{{{side}}}", parsing_timeout=None) for side in sides]
@@ -136,7 +125,7 @@ def _compare_pairs(seconds: float) -> None:
         if not getattr(truth, "is_number", False) or not getattr(answer, "is_number", False):
             return True
         truth = truth.doit()
-        if truth.is_Rational and has_work(answer):
+        if truth.is_Rational and answer.has(Add):  # a sum that still has to be worked out
             return False
         answer = answer.doit()
         larger = max(abs(truth), abs(answer))
@@ -175,6 +164,7 @@ def _compare(pairs: list[list[str]], seconds: float) -> list[bool]:
 WORK = re.compile(
     r"\\(?:sum|prod|int|lim|gcd|det|neq?|max|min|[dt]?binom|lfloor|lceil|log|ln|lg|exp|sin|cos|tan|cot|operatorname|"
     r"[bp]?mod|div)(?![a-zA-Z])|[≠÷]|[\d)}]\s*!|\\[dt]?frac\{(?:d|\\mathrm\{d\})"
+    r"|\d(?:\\[,;:]|\s)*(?:\*|\\cdot|\\times)(?:\\[,;:]|\s)*\d(?!0?\s*\^)"  # a product, but not one with a power of ten
 )
 
 
@@ -305,8 +295,8 @@ def instructions(
 ) -> Values:
     """Returns `value` where the response meets every instruction, else 0.
 
-    Rows need `instruction_id_list` and `kwargs`. The checkers are those of the evaluation: IFBench's where
-    they know all ids, else IFEval's. A response that cannot be checked within ten seconds meets no
+    Rows need `instruction_id_list` and `kwargs`. The checkers are those of the evaluation, IFEval's and
+    IFBench's. A response that cannot be checked within ten seconds meets no
     instruction. Unlike in the evaluation, one without a letter meets no instruction about its language. Exits
     with 2 for an unknown id.
 
@@ -315,7 +305,7 @@ def instructions(
         partial: return `value` times the share of the instructions that are met.
         value, no_eos: see shared.verified_values.
     """
-    from benchmarks import ifbench, ifeval  # their checkers take seconds to import
+    from benchmarks import ifeval  # its checkers take seconds to import
 
     shares = []
     for row in rows:
@@ -324,25 +314,17 @@ def instructions(
             shares.append(None)
             continue
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
-        if ifbench.CHECKERS.keys() >= set(names):
-            check = functools.partial(ifeval.bounded, ifbench.check)
-        else:
-            check = ifeval.ifeval_check
-        met = or_fail(check, task, row["response"])[rule]
+        met = ifeval.check(task, row["response"])[rule]
         met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
         shares.append(sum(met) / len(met) if partial else float(all(met)))
     return verified_values(rows, shares, value, no_eos)
 
 
 def _check_instructions(prompt: dict) -> None:
-    """Exits with 2 if NLTK's data is missing, or a prompt has an instruction that no checker knows."""
-    from benchmarks import ifbench, ifeval
+    """Raises an error if NLTK's data is missing, or a prompt's instructions cannot be checked."""
+    from benchmarks import ifeval
 
-    task = {"key": prompt["id"]} | prompt
-    if ifbench.CHECKERS.keys() >= set(prompt["instruction_id_list"]):
-        ifeval.check_ifbench([task])
-    else:
-        ifeval.check_ifeval([task])
+    ifeval.make_checkers({"key": prompt["id"]} | prompt)
 
 
 instructions.read_field = _check_instructions  # rewards.check tries it on every prompt

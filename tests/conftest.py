@@ -332,14 +332,14 @@ def nltk_folder(tmp_path_factory) -> Path | None:
 def nltk_data(nltk_folder, monkeypatch) -> None:
     """Lets NLTK find its data; skips a test where neither the shared files nor data of your own are there."""
     import nltk  # here, as most tests need neither
-    from benchmarks import ifbench
+    from benchmarks import ifeval
 
     if nltk_folder:
         # for processes; this one has read it when it imported nltk
         monkeypatch.setenv("NLTK_DATA", str(nltk_folder))
         monkeypatch.setattr(nltk.data, "path", [str(nltk_folder), *nltk.data.path])
     try:
-        ifbench.require_nltk_data()
+        ifeval.require_nltk_data()
     except FileNotFoundError as error:
         pytest.skip(str(error))
 

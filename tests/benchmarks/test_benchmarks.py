@@ -19,7 +19,7 @@ import pytest
 import eval_benchmarks
 import page
 from rlmt import run as runs
-from benchmarks import accuracy, ifbench, ifeval, scoring, verified
+from benchmarks import accuracy, ifeval, scoring, verified
 from benchmarks.table import BENCHMARKS
 from rlmt import data as rlmt_data
 
@@ -686,7 +686,7 @@ def test_missing_nltk_data_is_said_before_anything_is_generated(name, known, run
     data = write(tmp_path / "data.jsonl", [IFEVAL_TASK | {"instruction_id_list": [known]}])
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     ifeval.ifeval_checkers.cache_clear()
-    ifbench.require_nltk_data.cache_clear()
+    ifeval.require_nltk_data.cache_clear()
     refuses(run, "python -m nltk.downloader punkt_tab", name, *MODEL, "--data", data, out=tmp_path / "run")
 
 
