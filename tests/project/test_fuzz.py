@@ -26,6 +26,7 @@ from rlmt import model as policy
 from rewards import judged, shaping
 from rewards import simulated_user as simulator
 from rewards import verified as rewards_verified
+from rewards.code_runner import find_program
 from rlmt.data import load_prompts, read_pairs, read_prompts, read_rows, read_traces
 from rlmt import chat as templates
 import train_dpo
@@ -409,8 +410,8 @@ def test_answers_of_benchmarks(response):
     assert verified.zebralogic_check(
         {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
     )["correct"]
-    code = verified.program_of(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
-    assert code == "def f(x): return 1\n"
+    prose = re.sub("[`~]", "", response)
+    assert find_program(f"{prose}\n```python\ndef f(x): return 1\n```\n", {"f"}) == "def f(x): return 1"
 
 
 # --- the simulated user
