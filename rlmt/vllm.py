@@ -27,9 +27,9 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 
-from rlmt.endpoint import one_line, open_client
+from rlmt.endpoint import key_for, open_client
 from rlmt.model import whole_weights
-from utils import DEVICE, compute_dtype, fail
+from utils import DEVICE, compute_dtype, fail, in_one_line
 
 
 def parameters_of(sampling, ends: list[int]) -> dict:
@@ -298,6 +298,11 @@ class Server:
     """See rlmt/endpoint.py."""
     batch_size = None  # it takes all prompts at once
 
+    @property
+    def key(self) -> str:
+        """Returns the key of the server, "" if it has none."""
+        return key_for(self.base_url, self.key_env)
+
     def complete(
         self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
     ) -> Iterator[tuple[int, list[int], None, bool]]:
@@ -329,9 +334,12 @@ class Server:
                 for reply in asyncio.as_completed([ask(*item) for item in bodies.items()]):
                     yield await reply
             except (APIError, ClientError) as error:
+                reason = in_one_line(error)
+                if self.key:  # a server may repeat it
+                    reason = reason.replace(self.key, "***")
                 fail(
-                    f"{self.base_url}: {one_line(str(error), self.key_env)}; it must be vLLM's server of {self.model}; "
-                    "the same command with --resume goes on"
+                    f"{self.base_url}: {reason}; it must be vLLM's server of {self.model}; the same command with "
+                    "--resume goes on"
                 )
 
     def close(self) -> None:
