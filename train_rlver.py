@@ -511,14 +511,13 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
     return users
 
 
-def announce(args: Args, users: list[dict], setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
+def announce(args: Args, setting: dict, use_vllm: bool, accelerator: Accelerator) -> None:
     """Prints what samples, what the simulator is asked and the memory; exits with 2 if a GPU has less."""
     samples_by = "vLLM" if use_vllm else "transformers"
     accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     if ".py:" not in args.simulator:
-        profiles = [user["profile"] for user in users]
         n_conversations = args.steps * args.prompts_per_step * conversations_per_user(args)
-        cost = simulated_user.estimate(profiles, setting, n_conversations, args.price)
+        cost = simulated_user.estimate(setting, n_conversations, args.price)
         accelerator.print(f"simulator {args.simulator}: {cost}")
     memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
@@ -572,7 +571,7 @@ def main(args: Args) -> None:
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
     use_vllm = wants_vllm(args.rollout)
-    announce(args, users, setting, use_vllm, accelerator)
+    announce(args, setting, use_vllm, accelerator)
     start = check_run(args, "rlver", args.model, constants(globals()))
     try_simulator(args, users[0], accelerator, start.run)
     if args.dry_run:
