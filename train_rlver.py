@@ -481,7 +481,7 @@ def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accel
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
         n_conversations = args.steps * args.prompts_per_step * args.group_size
         print(
-            f"simulator {args.simulator}: {simulated_user.estimate(users, setting, n_conversations, args.price)}"
+            f"simulator {args.simulator}: {simulated_user.estimate(setting, n_conversations, args.price)}"
         )
         dialogue = simulated_user.start_with_answer(users[0], setting)
         request = simulated_user.planner_request(dialogue, setting)
