@@ -59,6 +59,7 @@ from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
+from rewards import sandbox
 from utils import fail
 
 
@@ -79,6 +80,8 @@ class Args(JudgeFlags, AnswerFlags):
     """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
+    unsafe_code: bool = False
+    """Run programs without bubblewrap, which is not on every machine: they can read your files and use the network."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts, in place of a model. Their numbers, and under `rows` the result of
     every row, go into the file --out; empty: the numbers are only printed."""
@@ -94,11 +97,6 @@ def check_args(args: Args) -> None:
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
     if not benchmark.judge and (args.judge or args.template):
         fail(f"{args.name} has no judge; leave --judge and --template out")
-    if args.name == "alpacaeval2" and args.protocol == "official" and args.judge.startswith("local:"):
-        fail(
-            "AlpacaEval's official protocol reads log-probabilities, which a local judge does not give: serve it by "
-            "`vllm serve` and name --judge-url, or use --protocol paper"
-        )
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
@@ -288,6 +286,8 @@ def score_stored(args: Args) -> None:
 
 def main(args: Args) -> None:
     shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
+    if args.name == "humaneval":
+        sandbox.check(args.unsafe_code)
     if args.from_:
         score_stored(args)
         return
@@ -297,13 +297,10 @@ def main(args: Args) -> None:
     check_args(args)
     tasks = tasks_to_ask(args)
     shared.check_model(args)
-    if not args.model_url:
-        shared.check_prompts(args, [messages_of(args, task) for task in tasks])
+    shared.check_prompts(args, [messages_of(args, task) for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
-    # the requests know how long a reply may be, as --judge-max-tokens may leave it to the protocol
-    reply_tokens = [request["max_tokens"] for request in requests_if_all_answer(args, tasks[:1], "")]
-    shared.check_judge(args, max(reply_tokens, default=0))
+    shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     if args.judge:
@@ -319,6 +316,8 @@ def main(args: Args) -> None:
     # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]
     answers = respond(args, tasks, run)
+    if args.generate_only:
+        return
     scored = answers
     if not benchmark.several_samples:
         scored = reward_model.best_answers(answers)

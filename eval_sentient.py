@@ -58,10 +58,9 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, write_jsonl
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint, was_refused
+from rlmt.endpoint import Endpoint, try_endpoint, was_refused
 from rlmt.run import check_run, load_function, parse_args, start_run
-from rlmt.sampler import Sampler, Sampling, text_of, wants_vllm
-from rlmt.vllm import gpu_groups
+from rlmt.sampler import Sampling, saved_sampler, text_of, wants_vllm
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
 from benchmarks.scoring import for_summary, index_row, withhold
@@ -159,25 +158,18 @@ Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversation
 
 
 def load_model(args: Args, run: Path) -> AbstractContextManager[Generate]:
-    """Gives the function that replies to conversations, by --model-url or by a model loaded here."""
-    if args.model_url:
+    """Gives the function that replies to conversations, by messages or by token ids."""
+    if shared.is_chat(args):
         return nullcontext(endpoint_model(args, run))
-    return local_model(args)
+    return token_model(args, run)
 
 
 @contextmanager
-def local_model(args: Args) -> Iterator[Generate]:
-    """Loads the model with vLLM or transformers, and frees its memory at the end."""
+def token_model(args: Args, run: Path) -> Iterator[Generate]:
+    """Gives a model that gets token ids, and frees its memory at the end."""
     tokenizer = shared.load_model_tokenizer(args)
     stop = shared.stop_string(shared.think_format(args))
-    sampler = Sampler(
-        args.model,
-        tokenizer,
-        Sampling(args.temperature, args.max_tokens, args.top_p, stop),
-        wants_vllm(args.rollout),
-        gpus=gpu_groups(args.tensor_parallel, args.data_parallel),
-        dtype=args.dtype,
-    )
+    sampling = Sampling(args.temperature, args.max_tokens, args.top_p, stop)
     context = context_length(load_config(args.model))
     max_prompt_tokens = context - args.max_tokens
 
@@ -192,10 +184,9 @@ def local_model(args: Args) -> Iterator[Generate]:
                 replies[fitting[n]] = (text, sample.finished, len(sample.ids))
         return replies
 
-    try:
+    how_sampled = shared.how_sampled(args, run)
+    with saved_sampler(args.model, tokenizer, sampling, context, **how_sampled) as sampler:
         yield generate
-    finally:
-        sampler.close()
 
 
 def endpoint_model(args: Args, run: Path) -> Generate:
@@ -319,7 +310,6 @@ def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
         run / f"{role}.jsonl",
         url,
         args.concurrency,
-        timeout=call_timeout(args.setting()["max_tokens"]),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -336,7 +326,8 @@ def try_endpoints(args: Args, profile: dict, run: Path) -> None:
         user = load_user(args, role, run)
         if isinstance(user, Endpoint):
             flag = "--simulator" if role == "simulator" else "--held-out-simulator"
-            try_endpoint(user, simulated_user.planner_request(dialogue, args.setting()), flag)
+            request = simulated_user.planner_request(dialogue, args.setting())
+            try_endpoint(user, request, flag, args.overwrite)
     shared.try_judge(args, run, [sentient.strategy_request(args, dialogue)])
 
 
@@ -377,15 +368,15 @@ def check(args: Args) -> list[dict]:
 
     profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
     shared.check_model(args)
-    if not args.model_url:  # the first prompts must leave room for a reply
-        dialogues = [simulated_user.start(profile, args.setting()) for profile in profiles]
-        shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
+    dialogues = [simulated_user.start(profile, args.setting()) for profile in profiles]
+    # the first prompts must leave room for a reply
+    shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
     return profiles
 
 
 def with_trained_context(args: Args) -> Args:
     """Returns `args` with the context that the model was trained in: keep_thinking and ask_thinking."""
-    if args.model_url:
+    if shared.is_chat(args):
         return args
     trained_as = read_trained_as(args.model)
     context = {}

@@ -258,8 +258,7 @@ def main(args: Args) -> None:
     )
     check_models(args)
     tasks = load_tasks(args)
-    if not args.model_url:
-        shared.check_prompts(args, [task["messages"] for task in tasks])
+    shared.check_prompts(args, [task["messages"] for task in tasks])
     template = load_template(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
@@ -282,6 +281,10 @@ def main(args: Args) -> None:
     run = start_run(start)
 
     # --- generate, judge, score
+    if args.generate_only:
+        for temperature in args.temperatures:
+            shared.generate_answers(args, tasks, temperature, run)
+        return
     # a resumed run judges every answer again, from stored replies where there are some
     (run / "verdicts.jsonl").unlink(missing_ok=True)
     judging = fingerprint(args, template, tasks)

@@ -431,12 +431,13 @@ def sample(
             [prompts[place]["prompt_ids"] for place in places],
             tokenizer,
             sampling,
-            wants_vllm(args.rollout),
             seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
-            batch_size=args.rollout_batch_size,
-            vllm_memory=args.vllm_memory,
             done={i for i, place in enumerate(places) if place in on_disk},
+            log=folder / f"vllm-{accelerator.process_index}.log",
+            rollout=args.rollout,
             dtype=args.dtype,
+            batch_size=args.rollout_batch_size,
+            memory=args.vllm_memory,
         )
         with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
             for i, one in samples:

@@ -126,6 +126,8 @@ class Args(RLArgs):
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
     See rewards/__init__.py."""
+    unsafe_code: bool = False
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50."""
@@ -532,8 +534,15 @@ def main(args: Args) -> None:
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
-    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
+    sampler = policy_sampler(
+        args,
+        tokenizer,
+        use_vllm,
+        max_tokens=args.max_completion_tokens,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        sleeps=args.vllm_sleep,
+        top_p=args.top_p,
+    )
     # of weights that differ, and of completions that teach nothing
     checks = [sampler.check, FormatGuard(args).check]
     collapse = None

@@ -46,7 +46,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.endpoint import Endpoint, call_timeout, try_endpoint
+from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     Learner,
@@ -367,7 +367,7 @@ def converse(
     live = conversations
     while most_live := max(gather_object([len(live)])):
         prompts = [conversation.context for conversation in live]
-        if sampler.backend is None:
+        if sampler.backend.batch_size:  # of transformers
             # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
             prompts += [users[0]["prompt_ids"]] * (most_live - len(live))
         for place, sample in sampler.sample(prompts):
@@ -466,7 +466,6 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
         run / f"simulator-{accelerator.process_index}.jsonl",
         args.simulator_url,
         args.concurrency,
-        timeout=call_timeout(simulated_user.RLVER["max_tokens"]),
         budget=args.budget / accelerator.num_processes,
         price=args.price,
         key_env=args.key_env,
@@ -485,7 +484,8 @@ def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accel
             f"simulator {args.simulator}: {simulated_user.estimate(users, setting, n_conversations, args.price)}"
         )
         dialogue = simulated_user.start_with_answer(users[0], setting)
-        try_endpoint(simulator, simulated_user.planner_request(dialogue, setting), "--simulator")
+        request = simulated_user.planner_request(dialogue, setting)
+        try_endpoint(simulator, request, "--simulator", args.overwrite)
 
 
 def main(args: Args) -> None:

@@ -10,7 +10,8 @@ from utils import THINK_FORMATS
 @dataclass
 class ModelFlags:
     model: str = ""
-    """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows."""
+    """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows, or the folder that
+    a server of vLLM has loaded: `python -m rlmt.vllm --model FOLDER` starts one."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     limit: int = 0
@@ -48,6 +49,8 @@ class AnswerFlags(ModelFlags):
     """Also score every answer in good format by this reward model; its mean is reported as the proxy."""
     reward_on: Literal["think+response", "response"] = "think+response"
     """What that reward model reads."""
+    generate_only: bool = False
+    """Write the answers and ask no judge; the same command with --resume in its place goes on."""
 
 
 @dataclass

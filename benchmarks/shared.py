@@ -10,11 +10,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-
-from benchmarks import local_judge
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign, verdict_of
 from benchmarks.scoring import add_to_index, mean
 from benchmarks.shipped import use_as_shipped
@@ -23,19 +23,28 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import (
     Endpoint,
     Reply,
-    FIRST_REQUESTS,
-    call_timeout,
     has_no_reply,
     resolve_url,
     try_endpoint,
     was_refused,
 )
 from rlmt.run import load_function, write_summary
-from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of, wants_vllm
-from rlmt.vllm import gpu_groups
+from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of
+from rlmt.vllm import serve
 from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
 
+LOCAL_CALLS = 512  # requests to a local judge at a time
+LOCAL_TIMEOUT = 3600.0  # seconds that one may wait for its turn and its reply
+
 # --- 1. the tested model
+
+
+def is_chat(args) -> bool:
+    """Tells whether the tested model is a name at --model-url: it gets messages, and its tokenizer is not known here.
+
+    A model that runs here gets token ids, and so does a folder that somebody's vLLM server at --model-url serves.
+    """
+    return bool(args.model_url) and not Path(args.model).is_dir()
 
 
 def given_think_format(args) -> str:
@@ -44,7 +53,7 @@ def given_think_format(args) -> str:
     Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
     """
     stored = None
-    if not args.model_url:
+    if not is_chat(args):
         stored = read_trained_as(args.model).get("think_format")
     if args.think_format == "auto":
         return stored or "auto"
@@ -63,7 +72,7 @@ def think_format(args) -> str:
     given = given_think_format(args)
     if given != "auto":
         return given
-    if args.model_url:
+    if is_chat(args):
         return "plain"
     return load_model_tokenizer(args).think_format
 
@@ -128,10 +137,10 @@ def thinking_budget(args) -> ThinkingBudget | None:
     if not args.max_thinking_tokens:
         return None
     limit = f"--max-thinking-tokens {args.max_thinking_tokens}"
-    if args.max_thinking_tokens < 0:
-        fail(f"{limit}: use 0 or more")
-    if args.model_url:
-        fail(f"{limit}: only a model that runs here can be made to answer; leave out --model-url")
+    if is_chat(args):
+        fail(
+            f"{limit}: {args.model_url} gets messages, which cannot close the thinking; --model takes a folder too"
+        )
     tokenizer = load_model_tokenizer(args)
     name = think_format(args)
     if name in FOREIGN_STYLES:
@@ -163,7 +172,7 @@ def whole_turn(args, text: str, finished: bool) -> str:
     </think>, the text counts as thinking, so that no judge reads thinking.
     """
     opening = ""
-    if not args.model_url:
+    if not is_chat(args):
         opening = load_model_tokenizer(args).opening
     elif think_format(args) == "tags" and not finished and "</think>" not in text:
         opening = "<think>\n"
@@ -179,23 +188,13 @@ def check_plain(args, text: str) -> None:
     """
     if given_think_format(args) != "auto" or think_format(args) != "plain":
         return
-    marks = {}  # regular expressions for the end of the thinking, by format
-    for name, known in THINK_FORMATS.items():
-        if known.thinking_tags:
-            marks[name] = re.escape(known.thinking_tags[1])
     for name, style in FOREIGN_STYLES.items():
-        marks[name] = style.opens_answer
-    found = {}
-    for name, mark in marks.items():
-        match = re.search(mark, text)
-        if match:
-            found[name] = match[0]
-    if found:
-        first = next(iter(found.values()))
-        fail(
-            f"an answer of {args.model} contains {first}, but nothing says that this model thinks, so its thinking "
-            f"would be judged; pass --think-format {', '.join(found)}, or plain if the whole text is meant"
-        )
+        mark = re.search(style.opens_answer, text)
+        if mark:
+            fail(
+                f"an answer of {args.model} contains {mark[0]}, but nothing says that this model thinks, so its thinking "
+                f"would be judged; pass --think-format {name} or one of ours, or plain if the whole text is meant"
+            )
 
 
 def model_endpoint(args, run: Path) -> Endpoint:
@@ -205,7 +204,6 @@ def model_endpoint(args, run: Path) -> Endpoint:
         run / "model.jsonl",
         args.model_url,
         args.concurrency,
-        timeout=call_timeout(args.max_tokens),
         key_env=args.key_env,
     )
 
@@ -213,10 +211,6 @@ def model_endpoint(args, run: Path) -> Endpoint:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
-    stop = stop_string(think_format(args))
-    if stop:
-        sampling["stop"] = [stop]
-        sampling["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
     if args.chat_template_args:  # the key is vLLM's name for them
         sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling
@@ -254,12 +248,12 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
                 f"--resume: {path} has an answer to task {task['id']} that was given to another prompt, so the "
                 "data have changed since then; take the data of the first start, or --overwrite starts anew"
             )
-    if args.model_url:
+    if is_chat(args):
         tokenizer = None
         completions = complete_by_endpoint(args, tasks, temperature, run)
     else:
         tokenizer = load_model_tokenizer(args)
-        completions = complete_here(args, tasks, temperature, tokenizer, done=rows.keys())
+        completions = complete_by_tokens(args, tasks, temperature, tokenizer, rows.keys(), run)
 
     for task, text, finished, n_tokens, used_up in completions:
         if task["id"] in rows:  # an endpoint's stored replies come again
@@ -289,33 +283,37 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
     return [rows[task["id"]] for task in tasks]
 
 
-def complete_here(
-    args, tasks: list[dict], temperature: float, tokenizer, done: Set[str]
+def complete_by_tokens(
+    args, tasks: list[dict], temperature: float, tokenizer, done: Set[str], run: Path
 ) -> Iterator[Completion]:
-    """Yields completions of the tasks whose ids are not in `done`, by vLLM or transformers on this machine."""
+    """Yields completions of the tasks whose ids are not in `done`, by a model that gets token ids."""
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
         return  # before the model is loaded
 
     prompts = check_prompts(args, [task["messages"] for task in tasks])
     stop = stop_string(think_format(args))
-    budget = thinking_budget(args)
+    sampling = Sampling(temperature, args.max_tokens, args.top_p, stop, thinking_budget(args))
     samples = generate(
-        args.model,
-        prompts,
-        tokenizer,
-        Sampling(temperature, args.max_tokens, args.top_p, stop, budget),
-        use_vllm=wants_vllm(args.rollout),
-        seed=args.seed,
-        batch_size=args.batch_size,
-        gpus=gpu_groups(args.tensor_parallel, args.data_parallel),
-        done=done_positions,
-        dtype=args.dtype,
+        args.model, prompts, tokenizer, sampling, args.seed, done_positions, **how_sampled(args, run)
     )
     for position, sample in samples:
         text = text_of(tokenizer, sample)
-        used_up = budget is not None and budget.was_used_up(sample.ids, tokenizer)
-        yield tasks[position], text, sample.finished, len(sample.ids), used_up
+        yield tasks[position], text, sample.finished, len(sample.ids), sample.budget_used_up
+
+
+def how_sampled(args, run: Path) -> dict:
+    """Returns what `saved_sampler` is told about a model that gets token ids."""
+    return {
+        "log": run / "vllm.log",
+        "rollout": args.rollout,
+        "dtype": args.dtype,
+        "batch_size": args.batch_size,
+        "url": args.model_url,
+        "key_env": args.key_env,
+        "tensor_parallel": args.tensor_parallel,
+        "data_parallel": args.data_parallel,
+    }
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
@@ -332,7 +330,7 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
             request["seed"] = args.seed * 1_000_003 + place  # as generate
         requests.append(request)
 
-    for first_reply in model.ask(requests[:FIRST_REQUESTS], name="generate"):
+    for first_reply in model.ask(requests[:5], name="generate"):
         check_plain(args, first_reply.text)  # before all are paid for
     replies = model.ask(requests, name="generate")
     refusals = []
@@ -401,21 +399,37 @@ def judge_request(args, messages: list[dict]) -> dict:
     }
 
 
-def judge_endpoint(args, run: Path, max_tokens: int = 0) -> Endpoint:
-    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key.
-
-    `max_tokens`: of the longest reply that it may give, for which a call waits.
-    """
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key."""
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
         args.concurrency,
-        timeout=call_timeout(max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
     )
+
+
+@contextmanager
+def open_judge(args, run: Path) -> Iterator[Endpoint]:
+    """Gives the client of --judge; a server of a `local:` judge runs as long."""
+    if not is_local(args.judge):
+        yield judge_endpoint(args, run)
+        return
+    model = args.judge.removeprefix("local:")
+    server = serve(
+        model,
+        run / "vllm-judge.log",
+        tensor_parallel=args.judge_tensor_parallel,
+        data_parallel=args.data_parallel,
+        dtype=getattr(args, "dtype", "auto"),  # a script that generates nothing has no such flag
+    )
+    with server as url:
+        yield Endpoint(
+            model, run / "judge.jsonl", url, LOCAL_CALLS, timeout=LOCAL_TIMEOUT, known_as=args.judge
+        )
 
 
 def is_local(judge: str) -> bool:
@@ -443,23 +457,22 @@ def ask_judge(
     `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `attempts` times in
     all. Exits with 2 if requests got no reply, see `check_answered`.
     """
+    if not requests:  # as where every comparison is decided without a judge
+        return []
     if is_local(args.judge):
-        model = args.judge.removeprefix("local:")
-        gpus = gpu_groups(args.judge_tensor_parallel, args.data_parallel)
-        dtype = getattr(args, "dtype", "auto")  # a script that generates nothing has no such flag
-        store = run / "judge.jsonl"
-        return local_judge.ask(model, requests, parse, store, rollout_of(args), gpus, dtype, attempts)
-
-    longest_reply = max((request.get("max_tokens", 0) for request in requests), default=0)
-    judge = judge_endpoint(args, run, longest_reply)
-    print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
+        # a seed for the same replies in every run; and no grammar of JSON, which would keep a judge from thinking
+        requests = [request | {"seed": args.seed} for request in requests]
+        for request in requests:
+            request.pop("response_format", None)
 
     def read(text: str) -> Any:
         return parse(verdict_of(text))
 
     # one token, whose log-probabilities are read, is no text
     has_text = all("logprobs" not in request for request in requests)
-    replies = judge.ask(requests, read if has_text else str, attempts - 1, whole=has_text)
+    with open_judge(args, run) as judge:
+        print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
+        replies = judge.ask(requests, read if has_text else str, attempts - 1)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
 
@@ -507,11 +520,8 @@ def require(args, **what: str) -> None:
 
 
 def check_model(args) -> None:
-    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights.
-
-    Also if --max-tokens leaves no room for a prompt; `check_prompts` looks at the prompts themselves.
-    """
-    if args.model_url:
+    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
+    if is_chat(args):
         if args.chat_template != "auto":
             fail(
                 f"--chat-template {args.chat_template}: the server at --model-url applies its own; start it with "
@@ -521,67 +531,35 @@ def check_model(args) -> None:
         return
     load_model_tokenizer(args)
     load_config(args.model)
-    check_engines(args, args.model, "tensor_parallel")
-    check_length(args, 1)
 
 
 def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
-    """Returns the token ids of the prompts of a model that runs here; exits with 2 if one does not fit its context."""
+    """Returns the prompts' token ids; [] for a model that gets messages.
+
+    Exits with 2 if one and --max-tokens are more than the model's context: vLLM would refuse it, and transformers
+    would sample beyond what the model was trained for.
+    """
+    if is_chat(args):
+        return []
     tokenizer = load_model_tokenizer(args)
     prompts = [or_fail(encode_prompt, tokenizer, messages) for messages in conversations]
-    check_length(args, max(map(len, prompts), default=0))
+    longest = max(map(len, prompts))
+    context = context_length(load_config(args.model))
+    if longest + args.max_tokens > context:
+        fail(
+            f"a prompt (tokens: {longest}) and --max-tokens {args.max_tokens} are more than the {context} tokens of "
+            f"{args.model}'s context; use less, or leave this prompt out"
+        )
     return prompts
 
 
-def check_length(args, longest_prompt: int) -> None:
-    """Exits with 2 if a prompt and --max-tokens are more than the context of a model that runs here.
-
-    vLLM would refuse the prompt, and transformers would sample beyond what the model was trained for.
-    """
-    context = context_length(load_config(args.model))
-    if longest_prompt + args.max_tokens > context:
-        advice = f"use --max-tokens {context - longest_prompt} or less"
-        if longest_prompt >= context:
-            advice = "leave this prompt out"
-        fail(
-            f"a prompt (tokens: {longest_prompt}) and --max-tokens {args.max_tokens} are more than the {context} tokens "
-            f"of {args.model}'s context; {advice}"
-        )
-
-
-def rollout_of(args) -> str:
-    """Returns --rollout; "auto" for a script that generates nothing and has no such flag."""
-    return getattr(args, "rollout", "auto")
-
-
-def check_engines(args, model: str, flag: str) -> None:
-    """Exits with 2 if a model cannot have the engines that --data-parallel and `flag` ask for.
-
-    `flag`: "tensor_parallel" for the tested model, "judge_tensor_parallel" for a judge `local:...`.
-    """
-    n_gpus = getattr(args, flag)
-    named = f"--{flag.replace('_', '-')} {n_gpus}"
-    if args.data_parallel < 0:
-        fail(f"--data-parallel {args.data_parallel}: use 0 or more")
-    if not wants_vllm(rollout_of(args)):
-        if n_gpus > 1 or args.data_parallel > 1:
-            fail(f"--data-parallel {args.data_parallel}, {named}: only vLLM has several engines or GPUs")
-        return
-    gpu_groups(n_gpus)  # exits if there are not as many GPUs
-    n_heads = load_config(model).get_text_config().num_attention_heads
-    if n_heads % n_gpus:
-        fail(f"{named} does not divide the {n_heads} attention heads of {model}")
-
-
-def check_judge(args, max_tokens: int = 0) -> None:
-    """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it.
-
-    `max_tokens`: of a reply; 0: --judge-max-tokens.
-    """
+def check_judge(args) -> None:
+    """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
     if is_local(args.judge):
-        model = args.judge.removeprefix("local:")
-        check_engines(args, model, "judge_tensor_parallel")
-        local_judge.check(model, max_tokens or args.judge_max_tokens)
+        if not find_spec("vllm"):
+            fail(f"--judge {args.judge}: vLLM, which serves it, is not installed; `make` installs it")
+        if not load_tokenizer(args.judge.removeprefix("local:")).chat_template:
+            fail(f"--judge {args.judge} has no chat template; name an instruct model")
     elif is_behind_endpoint(args.judge):
         judge_endpoint(args, Path())
     elif args.judge:
@@ -593,9 +571,9 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 
     `run`: the folder that will keep the reply; see `try_endpoint`.
     """
-    if requests and is_behind_endpoint(args.judge):
-        judge = judge_endpoint(args, run, requests[0]["max_tokens"])
-        try_endpoint(judge, requests[0], "--judge")
+    will_ask = not getattr(args, "generate_only", False)
+    if requests and will_ask and is_behind_endpoint(args.judge):
+        try_endpoint(judge_endpoint(args, run), requests[0], "--judge", args.overwrite)
 
 
 # --- 5. results

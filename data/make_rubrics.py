@@ -15,7 +15,7 @@ import tyro
 
 from rewards.judged import try_judge, write_rubrics
 from rlmt.data import append_jsonl, read_rows
-from rlmt.endpoint import Endpoint, call_timeout
+from rlmt.endpoint import Endpoint
 from utils import fail, or_fail
 
 
@@ -54,7 +54,6 @@ def main(args: Args) -> None:
         store,
         args.judge_url,
         args.concurrency,
-        timeout=call_timeout(args.judge_max_tokens),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,

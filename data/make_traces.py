@@ -157,8 +157,10 @@ def read_trace(row: dict, reply: Reply, args: Args) -> dict:
     drop_if(reply.error.startswith("no reply"), "no_reply")
     drop_if(not reply.choice, "rejected")
     message = reply.choice["message"]
-    drop_if(bool(message.get("refusal")) or refuses(reply.text), "refusal")
-    drop_if(reply.choice.get("finish_reason") == "length", "truncated")
+    finish = reply.choice.get("finish_reason")
+    marked = finish == "content_filter" or bool(message.get("refusal"))
+    drop_if(marked or refuses(reply.text), "refusal")
+    drop_if(finish == "length", "truncated")
     reasoning = None
     if args.reasoning_field:
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""

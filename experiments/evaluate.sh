@@ -4,6 +4,9 @@
 #   NAME       name of the run; a benchmark's results go to $RESULTS/NAME--BENCHMARK
 #   BENCHMARK  which ones; without any, the seven of table 1
 #
+# Where vLLM samples, one server loads the folder MODEL for all benchmarks and ends with this script; a hub name is loaded by
+# each of them.
+#
 # A benchmark that is finished is skipped, also with other flags or TEMPLATES; an interrupted one goes on. data/README.md says
 # how the files in data/ are made.
 # The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
@@ -26,7 +29,18 @@ instructions() {
   fi
 }
 
-model=$1 name=$2
+# start_server: sets url, and leaves it empty if the benchmarks sample by themselves
+start_server() {
+  mkdir -p "$RESULTS"
+  exec 3< <(exec python -m rlmt.vllm --model "$model" --log "$RESULTS/$name--vllm.log" $MODEL_FLAGS)
+  trap "kill $! 2> /dev/null || true" EXIT
+  read -r url <&3
+  if [ -n "$url" ]; then
+    server=(--model-url "$url")
+  fi
+}
+
+model=$1 name=$2 server=()
 shift 2
 if [ $# -eq 0 ]; then
   set -- wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux
@@ -40,7 +54,10 @@ for benchmark in "$@"; do
     echo "$out is complete; delete it to evaluate anew"
     continue
   fi
-  run=(--model "$model" $MODEL_FLAGS --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
+  if [ -d "$model" ] && [ -z "${url+x}" ]; then
+    start_server
+  fi
+  run=(--model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
     --out "$out" --resume)
   wildbench=(eval_wildbench.py --mode reward --orders random --temperatures 0.7)
   others=(eval_benchmarks.py "$benchmark" --temperature 0.7)

@@ -187,9 +187,9 @@ def check(args, prompts: list[dict], accelerator) -> None:
             fail("--rewards process needs --reward-args process.model=file.py:function")
         load_function(parts["process"].options["model"])
     if "code" in parts:
-        from rewards.sandbox import announce_barrier
+        from rewards import sandbox
 
-        announce_barrier()
+        sandbox.check(args.unsafe_code)
 
 
 def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
@@ -227,7 +227,8 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
         for part in judged_parts:
             prompt = next(prompt for prompt in prompts if not part.field or has_field(prompt, part.field))
             options = part.options | {name: given[name] for name in part.asks if name in given}
-            try_reward(judge_endpoint(args, parts, run), part.function, prompt, "--judge", **options)
+            judge = judge_endpoint(args, run)
+            try_reward(judge, part.function, prompt, "--judge", args.overwrite, **options)
     if args.gold.startswith("judge:"):
         from rewards.gold import try_judge
 

@@ -45,7 +45,8 @@ def try_judge(args, prompt: dict, run: Path) -> None:
         from rewards import judged
 
         prompt = {"messages": prompt["messages"]}
-        judged.try_judge(_judge_endpoint(args, run), judged.judge_mark, prompt, "--gold")
+        judge = _judge_endpoint(args, run)
+        judged.try_judge(judge, judged.judge_mark, prompt, "--gold", args.overwrite)
 
 
 def load_gold(args, device: str, run: Path) -> Callable | None:

@@ -17,22 +17,17 @@ from string import Template
 from benchmarks.scoring import read_object
 from rewards.judge_prompts import PROMPTS
 from rewards.shared import Values, has_field
-from rlmt.endpoint import TWO_LINES, Endpoint, call_timeout, has_no_reply, try_endpoint
+from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
 
 
-def judge_endpoint(args, parts: list, run: Path) -> Endpoint:
-    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key.
-
-    A judge that may write a long reply, as one that thinks, gets more time for it.
-    """
-    longest_reply = max(part.options.get("judge_max_tokens", 0) for part in parts)
+def judge_endpoint(args, run: Path) -> Endpoint:
+    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
         args.judge_url,
-        timeout=call_timeout(longest_reply),
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
@@ -98,14 +93,17 @@ class FirstRequest(Exception):
         raise FirstRequest(requests[0])
 
 
-def try_judge(judge: Endpoint, function, prompt: dict, flag: str, **options) -> None:
-    """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes."""
+def try_judge(judge: Endpoint, function, prompt: dict, flag: str, fresh: bool = False, **options) -> None:
+    """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes.
+
+    `fresh`: see `try_endpoint`.
+    """
     row = {**prompt, "text": TWO_LINES, "response": TWO_LINES, "thinking": "", "status": "ok"}
     row |= {"n_tokens": 16, "n_thinking_tokens": 0}
     try:
         function([row], judge=FirstRequest(), **options)
     except FirstRequest as found:
-        try_endpoint(judge, found.args[0], flag)
+        try_endpoint(judge, found.args[0], flag, fresh)
 
 
 # --- 2. what a judge says

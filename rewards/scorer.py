@@ -46,7 +46,7 @@ class Scorer:
         if any("judge" in part.asks for part in self.parts) and accelerator.is_main_process:
             from rewards.judged import judge_endpoint
 
-            self.judge = judge_endpoint(args, self.parts, run)
+            self.judge = judge_endpoint(args, run)
 
     def set_rewards(self, completions: list, group_size: int, model: torch.nn.Module) -> None:
         """Sets rewards (gold too), correct and reward of this process's completions; all processes call it.

@@ -48,7 +48,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import fail, in_one_line, or_fail, or_warn
+from utils import fail, in_one_line, or_warn
 
 # --- 1. arguments
 
@@ -194,25 +194,6 @@ def check_values(args) -> None:
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     _check_bitsandbytes(args)
-    _check_urls(args)
-
-
-def _check_urls(args) -> None:
-    """Exits with 2 for a key or password in a URL, which would be logged, and for a key in place of its variable."""
-    urls = {}
-    for field, value in vars(args).items():
-        if str(value).startswith("judge:"):  # judge:MODEL@URL
-            urls[field] = value.partition("@")[2]
-        elif "url" in field:
-            urls[field] = value
-    key_env = getattr(args, "key_env", ())
-    if not any(urls.values()) and not key_env:
-        return
-    from rlmt.endpoint import check_key_env, check_url  # slow to import, and most runs ask nobody
-
-    for field, url in urls.items():
-        or_fail(check_url, url, f"--{field.replace('_', '-')}")
-    or_fail(check_key_env, key_env)
 
 
 def _check_training_samples(args) -> None:
@@ -278,6 +259,8 @@ FREE = (
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
     "judge_url",
+    "model_url",
+    "generate_only",
     "vllm_memory",
     "vllm_sleep",
     "data_parallel",

@@ -1,18 +1,19 @@
 """Samples completions, splits them into thinking and response, and computes the metrics of a step.
 
-    sampling = Sampling(temperature=0.7, max_tokens=4096)
-    sampler = Sampler(args.model, tokenizer, sampling, use_vllm=True, in_process=True)
+    sampler = policy_sampler(args, tokenizer, use_vllm=True, max_tokens=4096, max_length=5120)
     sampler.sync(policy)                                  # the sampler has the policy's weights now
     for place, sample in sampler.sample(prompts):         # in the order in which they end
         ...
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
 
-An engine of vLLM (rlmt/vllm.py) or transformers' own generate does the sampling.
-Training loops hand over the policy's weights before every rollout. DPO rounds, evaluations and local judges call
-`generate`, which loads a saved model and seeds every prompt.
+Training loops hand over the policy's weights before every rollout; vLLM's engine in this process samples, or
+transformers' generate. DPO rounds and evaluations call `generate`, which seeds every prompt of a saved model; a server
+of vLLM samples, or transformers' generate in this process.
 """
 
+import contextlib
+import dataclasses
 import gc
 import importlib.util
 import itertools
@@ -21,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -36,6 +38,7 @@ from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
 # float32 (docs/gpu.md); other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
+SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking budget has cut in two
 
 
 # --- 1. one completion
@@ -51,6 +54,8 @@ class Sample:
     """The sampler's log-probability of each token, nats; None from transformers."""
     finished: bool
     """False if the token limit cut the completion off."""
+    budget_used_up: bool = False
+    """Whether a ThinkingBudget closed the thinking."""
 
 
 @dataclass
@@ -192,30 +197,6 @@ class ThinkingBudget:
                 return self.closing[n_begun:]
         return self.closing
 
-    def force_closing(self, written: torch.Tensor, scores: torch.Tensor, tokenizer) -> torch.Tensor:
-        """Leaves one choice to every row that must close its thinking now; a logits processor of transformers.
-
-        Args:
-            written: token ids (B, T) of the completions so far.
-            scores: (B, V), of the next token; changed in place and returned.
-        """
-        n_since_closing = written.size(1) - self.close_at
-        if not 0 <= n_since_closing < len(self.closing):
-            return scores
-        for row, ids in enumerate(written.tolist()):
-            closing = self.closing_after(ids, tokenizer)
-            if n_since_closing < len(closing):
-                scores[row] = -math.inf
-                scores[row, closing[n_since_closing]] = 0.0
-        return scores
-
-    def was_used_up(self, ids: list[int], tokenizer) -> bool:
-        """Tells whether a completion's thinking was closed because its budget was used up."""
-        if len(ids) <= self.close_at:
-            return False
-        closing = self.closing_after(ids, tokenizer)
-        return closing != [] and ids[self.close_at : self.close_at + len(closing)] == closing
-
 
 # --- 2. the sampler
 
@@ -245,55 +226,92 @@ def wants_vllm(rollout: str) -> bool:
     return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
 
 
+class Transformers:
+    """Samples by transformers' generate from a model in this process."""
+
+    def __init__(self, tokenizer: Tokenizer, model: torch.nn.Module | None = None, batch_size: int = 128):
+        """`model`: None for a policy, which `update` brings."""
+        self.tokenizer = tokenizer
+        self.model = model
+        self.batch_size = batch_size
+
+    @torch.no_grad()
+    def complete(
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
+    ) -> Iterator[tuple[int, list[int], None, bool]]:
+        """Samples one batch, by the seed of its first prompt; yields what Engine.complete does, without log-probabilities."""
+        if seeds:
+            torch.manual_seed(next(iter(seeds.values())))
+        rows = {"input_ids": list(prompts.values())}
+        batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.model.device)
+        width = batch["input_ids"].size(1)
+
+        def ends_by_stop_string(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
+            found = [has_ended(row, self.tokenizer, ends, sampling.stop) for row in ids[:, width:].tolist()]
+            return torch.tensor(found, device=ids.device)
+
+        config = transformers.GenerationConfig(
+            max_new_tokens=sampling.max_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
+        )
+        if sampling.temperature:
+            config.update(do_sample=True, temperature=sampling.temperature, top_p=sampling.top_p, top_k=0)
+        options = {**batch, "generation_config": config}
+        if sampling.stop:  # generate itself knows the ends of turn
+            options["stopping_criteria"] = [ends_by_stop_string]
+        if isinstance(self.model, Policy):
+            # no process of a sharded launch may stop before the last: each forward gathers weights from all
+            options["synced_gpus"] = is_sharded_launch()
+        was_training = self.model.training
+        self.model.eval()  # else gradient checkpointing turns the KV cache off
+        sequences = self.model.generate(**options)
+        self.model.train(was_training)
+        for place, sequence in zip(prompts, sequences[:, width:].tolist(), strict=True):
+            ids, finished = until_end(sequence, self.tokenizer, ends, sampling.stop)
+            yield place, ids, None, finished
+
+    def update(self, trained: torch.nn.Module) -> None:
+        """Samples from the policy from now on."""
+        self.model = getattr(trained, "module", trained)  # DDP has the policy in .module
+
+    def sleep(self) -> None:
+        """Does nothing: the policy's memory is the trainer's."""
+
+    def close(self) -> None:
+        """Frees the model."""
+        self.model = None
+
+
+def until_end(ids: list[int], tokenizer: Tokenizer, ends: list[int], stop: str) -> tuple[list[int], bool]:
+    """Returns ids up to their first end, which they keep, and whether there is one; the rest is padding."""
+    for n in range(1, len(ids) + 1):
+        if has_ended(ids[:n], tokenizer, ends, stop):
+            return ids[:n], True
+    return ids, False
+
+
+def has_ended(ids: list[int], tokenizer: Tokenizer, ends: list[int], stop: str) -> bool:
+    """Tells whether the last token ends the turn, or the last tokens hold the stop string."""
+    if ids[-1] in ends:
+        return True
+    most_tokens = len(stop.encode())  # that it can take: each has a byte or more
+    return bool(stop) and stop in tokenizer.decode(ids[-most_tokens:])
+
+
 class Sampler:
-    """Samples completions of a model by vLLM or by transformers' generate.
+    """Samples completions of prompts.
 
     Args:
-        model: folder or hub name; None, as in tests: weights come by `sync` alone.
-        use_vllm: whether an engine of vLLM samples.
-        max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
-        vllm_memory: share of the GPU that vLLM reserves.
-        in_process: True in training loops, whose policy comes by `sync`: vLLM runs in this process, and
-            transformers loads no model. False: vLLM's engines have processes of their own, until `close`.
-        gpus: those of each engine with a process of its own, see rlmt.vllm.gpu_groups; None: one GPU.
-        sleeps: whether `sleep` frees vLLM's memory.
-        batch_size: completions that transformers' generate samples at once.
+        backend: Transformers; or vLLM's Engine or Server.
         dtype: that of computation, see utils.compute_dtype.
     """
 
-    def __init__(
-        self,
-        model: str | None,
-        tokenizer: Tokenizer,
-        sampling: Sampling,
-        use_vllm: bool,
-        max_length: int | None = None,
-        vllm_memory: float = 0.85,
-        in_process: bool = False,
-        gpus: list[list[str]] | None = None,
-        sleeps: bool = False,
-        batch_size: int = 128,
-        dtype: str = "auto",
-    ):
+    def __init__(self, backend, tokenizer: Tokenizer, sampling: Sampling, dtype: str = "auto"):
+        self.backend = backend
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.ends = ends_of(tokenizer)
-        self.batch_size = batch_size
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
-        self.backend = None  # vLLM, in this process or in processes of its own
-        self.policy = None  # what transformers samples from, if there is no backend
-        self.in_process = in_process
-        if use_vllm:
-            from rlmt.vllm import Engine, Engines, gpu_groups
-        if use_vllm and in_process:
-            self.backend = Engine(model, max_length, vllm_memory, sleeps, dtype=self.dtype)
-        elif use_vllm:
-            gpus = gpus or gpu_groups()
-            self.backend = Engines(model, max_length, vllm_memory, gpus, self.dtype)
-        elif model and not in_process:
-            self.policy, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=self.dtype)
-            self.policy.to(DEVICE).eval()
 
     def sample(
         self, prompts: list[list[int]], seeds: list[int] | None = None, done: Set[int] = frozenset()
@@ -303,113 +321,60 @@ class Sampler:
         `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
         samples follow from torch's generator.
         """
-        if self.backend is None:
-            yield from self._sample_by_transformers(prompts, seeds, done)
+        for places in self._batches(prompts, done):
+            batch_seeds = {}
+            if seeds:
+                batch_seeds = {place: seeds[place] for place in places}
+            samples = self._complete({place: prompts[place] for place in places}, batch_seeds)
+            for place, sample in samples:
+                if place not in done:
+                    yield place, sample
+
+    def _batches(self, prompts: list[list[int]], done: Set[int]) -> list[list[int]]:
+        """Returns the places of each batch: vLLM's is one, transformers' are of about equally long prompts.
+
+        A batch of transformers is sampled whole if not all of it is done, as its prompts share one seed.
+        """
+        size = self.backend.batch_size
+        if not size:
+            return [[place for place in range(len(prompts)) if place not in done]]
+        longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+        batches = [longest_first[start : start + size] for start in range(0, len(prompts), size)]
+        return [places for places in batches if not done.issuperset(places)]
+
+    def _complete(self, prompts: dict[int, list[int]], seeds: dict[int, int]) -> Iterator[tuple[int, Sample]]:
+        """Samples one batch; with a thinking budget in two requests: up to the budget, then the rest."""
+        sampling = self.sampling
+        budget = sampling.budget
+        if budget:
+            sampling = dataclasses.replace(sampling, max_tokens=budget.close_at)
+        begun = {}  # what the first request wrote
+        closing = {}  # what closes its thinking
+        for place, ids, logprobs, finished in self.backend.complete(prompts, seeds, sampling, self.ends):
+            if finished or not budget:
+                yield place, Sample(ids, logprobs, finished)
+            else:
+                closing[place] = budget.closing_after(ids, self.tokenizer)
+                begun[place] = ids + closing[place]
+        if not begun:
             return
 
-        parameters = {  # of vLLM's SamplingParams
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "max_tokens": self.sampling.max_tokens,
-            "stop_token_ids": self.ends,
-            "ignore_eos": True,  # stop_token_ids has every end
-            "stop": [self.sampling.stop] if self.sampling.stop else [],
-            "include_stop_str_in_output": True,
-            "logprobs": 0,  # the sampled token's only
-        }
-        requests = {}
-        for place, prompt in enumerate(prompts):
-            if place not in done:
-                requests[place] = {"prompt": prompt, **parameters}
-                if seeds:
-                    requests[place]["seed"] = seeds[place]
-                if self.sampling.budget:
-                    requests[place]["budget"] = self.sampling.budget
-        for place, ids, logprobs, finished in self.backend.complete(requests):
-            yield place, Sample(ids, logprobs, finished)
-
-    def _sample_by_transformers(
-        self, prompts: list[list[int]], seeds: list[int] | None, done: Set[int]
-    ) -> Iterator[tuple[int, Sample]]:
-        """Samples in batches of about equally long prompts.
-
-        A batch with a prompt that is not done is sampled whole: its prompts share one seed.
-        """
-        was_training = self.policy.training
-        self.policy.eval()  # else gradient checkpointing turns the KV cache off
-        longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
-        for start in range(0, len(prompts), self.batch_size):
-            places = longest_first[start : start + self.batch_size]
-            if done.issuperset(places):
-                continue
-            if seeds:
-                torch.manual_seed(seeds[places[0]])
-            sequences = self._generate([prompts[place] for place in places])
-            for place, sequence in zip(places, sequences, strict=True):
-                if place not in done:
-                    ids, finished = self.until_end(sequence)
-                    yield place, Sample(ids, None, finished)
-        self.policy.train(was_training)
-
-    @torch.no_grad()
-    def _generate(self, prompts: list[list[int]]) -> list[list[int]]:
-        """Returns the token ids that generate appends to each prompt, with padding behind the end of turn."""
-        rows = {"input_ids": prompts}
-        batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.policy.device)
-        width = batch["input_ids"].size(1)
-
-        def ends_by_stop_string(ids: torch.Tensor, scores, **kwargs) -> torch.Tensor:
-            last_tokens = ids[:, width:][:, -self._most_stop_tokens() :].tolist()
-            return torch.tensor([self._has_ended(row) for row in last_tokens], device=ids.device)
-
-        def close_thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            return self.sampling.budget.force_closing(ids[:, width:], scores, self.tokenizer)
-
-        config = transformers.GenerationConfig(
-            max_new_tokens=self.sampling.max_tokens,
-            do_sample=False,
-            eos_token_id=self.ends,
-            pad_token_id=self.ends[0],
-        )
-        if self.sampling.temperature:
-            config.update(
-                do_sample=True, temperature=self.sampling.temperature, top_p=self.sampling.top_p, top_k=0
-            )
-        options = {**batch, "generation_config": config}
-        if self.sampling.stop:  # generate itself knows the ends of turn
-            options["stopping_criteria"] = [ends_by_stop_string]
-        if self.sampling.budget:
-            options["logits_processor"] = [close_thinking]
-        if isinstance(self.policy, Policy):
-            # no process of a sharded launch may stop before the last: each forward gathers weights from all
-            options["synced_gpus"] = is_sharded_launch()
-        sequences = self.policy.generate(**options)
-        return sequences[:, width:].tolist()
-
-    def until_end(self, ids: list[int]) -> tuple[list[int], bool]:
-        """Returns ids up to their first end, which they keep, and whether there is one; the rest is padding."""
-        for n in range(1, len(ids) + 1):
-            if self._has_ended(ids[:n]):
-                return ids[:n], True
-        return ids, False
-
-    def _has_ended(self, ids: list[int]) -> bool:
-        """Tells whether the last token ends the turn, or the last tokens hold the stop string."""
-        if ids[-1] in self.ends:
-            return True
-        stop = self.sampling.stop
-        return bool(stop) and stop in self.tokenizer.decode(ids[-self._most_stop_tokens() :])
-
-    def _most_stop_tokens(self) -> int:
-        """Returns how many tokens the stop string can take at most: each has a byte or more."""
-        return len(self.sampling.stop.encode())
+        longer_prompts = {place: prompts[place] + begun[place] for place in prompts if place in begun}
+        # with the first seed the first tokens' random numbers would come again
+        next_seeds = {place: seed + SECOND_SEED for place, seed in seeds.items() if place in begun}
+        sampling = dataclasses.replace(sampling, max_tokens=self.sampling.max_tokens - budget.close_at)
+        rest = self.backend.complete(longer_prompts, next_seeds, sampling, self.ends)
+        for place, ids, _, finished in rest:
+            whole = begun[place] + ids
+            if sampling.stop:  # half of it may be in each request
+                whole, finished = until_end(whole, self.tokenizer, self.ends, sampling.stop)
+            # where the thinking was closed, the closing tokens count too
+            finished = finished and len(whole) <= self.sampling.max_tokens
+            yield place, Sample(whole[: self.sampling.max_tokens], None, finished, bool(closing[place]))
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
-        if self.backend:
-            self.backend.update(trained)
-        else:
-            self.policy = getattr(trained, "module", trained)  # DDP has the policy in .module
+        self.backend.update(trained)
 
     def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
         """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's weights.
@@ -431,16 +396,12 @@ class Sampler:
         PartialState().print(f"WARNING: {message}; a second time in a row ends the run")
 
     def sleep(self) -> None:
-        """Frees the engine's GPU memory until the next `sync`, if `sleeps`."""
-        if self.backend and self.in_process:
-            self.backend.sleep()
+        """Frees the engine's GPU memory until the next `sync`, if it sleeps."""
+        self.backend.sleep()
 
     def close(self) -> None:
-        """Frees the model. vLLM's own processes end, and with them their GPU memory."""
-        if self.backend:
-            self.backend.close()
-        self.backend = None
-        self.policy = None
+        """Frees the model."""
+        self.backend.close()
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -452,23 +413,62 @@ def policy_sampler(
     max_tokens: int,
     max_length: int,
     sleeps: bool = False,
+    top_p: float = 1.0,
 ) -> Sampler:
-    """Returns the sampler of PPO or RLVER, whose top_p is 1 and which `sync` gives the policy; see Sampling and Sampler."""
+    """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and rlmt.vllm.Engine."""
     stop = THINK_FORMATS[args.think_format].stop
-    return Sampler(
-        args.model,
-        tokenizer,
-        Sampling(args.temperature, max_tokens, stop=stop),
-        use_vllm,
-        max_length,
-        args.vllm_memory,
-        in_process=True,
-        sleeps=sleeps,
-        dtype=args.dtype,
-    )
+    sampling = Sampling(args.temperature, max_tokens, top_p, stop)
+    if use_vllm:
+        from rlmt.vllm import Engine
+
+        backend = Engine(args.model, max_length, args.vllm_memory, sleeps, args.dtype)
+    else:
+        backend = Transformers(tokenizer)
+    return Sampler(backend, tokenizer, sampling, args.dtype)
 
 
-# --- 3. completions of a saved model: evaluations, local judges, DPO
+# --- 3. completions of a saved model: evaluations, DPO
+
+
+@contextlib.contextmanager
+def saved_sampler(
+    model: str,
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    max_length: int,
+    log: Path,
+    rollout: str = "auto",
+    dtype: str = "auto",
+    batch_size: int = 64,
+    url: str = "",
+    key_env: tuple[str, ...] = (),
+    memory: float = 0.85,
+    tensor_parallel: int = 1,
+    data_parallel: int = 1,
+) -> Iterator[Sampler]:
+    """Gives the sampler of a saved model: a server of vLLM, or transformers in this process; frees the model at the end.
+
+    Args:
+        max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
+        log, memory, tensor_parallel, data_parallel: of the server, see rlmt.vllm.serve.
+        rollout: whether vLLM samples, see `wants_vllm`.
+        batch_size: completions that transformers' generate samples at once.
+        url: of a vLLM server that is there already; empty: one is started.
+        key_env: names the key for that server, see rlmt/endpoint.py.
+    """
+    with contextlib.ExitStack() as stack:
+        if url or wants_vllm(rollout):
+            from rlmt.vllm import Server, serve
+
+            server = serve(model, log, max_length, memory, tensor_parallel, data_parallel, dtype)
+            backend = Server(model, url or stack.enter_context(server), key_env)
+        else:
+            weights, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=compute_dtype(dtype))
+            backend = Transformers(tokenizer, weights.to(DEVICE).eval(), batch_size)
+            del weights  # so that `close` frees them
+        sampler = Sampler(backend, tokenizer, sampling, dtype)
+        stack.callback(sampler.close)
+        yield sampler
 
 
 def generate(
@@ -476,43 +476,26 @@ def generate(
     prompts: list[list[int]],
     tokenizer: Tokenizer,
     sampling: Sampling,
-    use_vllm: bool = False,
     seed: int = 0,
-    batch_size: int = 64,
-    vllm_memory: float = 0.85,
-    gpus: list[list[str]] | None = None,
     done: Set[int] = frozenset(),
-    dtype: str = "auto",
+    **options,
 ) -> Iterator[tuple[int, Sample]]:
-    """Loads a model, yields (place, sample) as completions of `prompts` (token ids) end, and frees the model.
+    """Yields (place, sample) as completions of `prompts` (token ids) by a saved model end; see `saved_sampler`.
 
     Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
-    completion. See Sampler for the other arguments.
+    completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens
-    if gpus:
-        gpus = gpus[: len(prompts) - len(done)]  # every engine has a prompt
-    sampler = Sampler(
-        model,
-        tokenizer,
-        sampling,
-        use_vllm,
-        max_length=longest,
-        vllm_memory=vllm_memory,
-        gpus=gpus,
-        batch_size=batch_size,
-        dtype=dtype,
-    )
     # of 64 bits, as torch and vLLM take no more; DPO makes longer ones of a date as --seed
     first_seed = seed % 2**32 * 1_000_003
     seeds = [first_seed + place for place in range(len(prompts))]
-    try:
-        with tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar:
-            for place, sample in sampler.sample(prompts, seeds, done):
-                bar.update()
-                yield place, sample
-    finally:
-        sampler.close()
+    with (
+        saved_sampler(model, tokenizer, sampling, longest, **options) as sampler,
+        tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar,
+    ):
+        for place, sample in sampler.sample(prompts, seeds, done):
+            bar.update()
+            yield place, sample
 
 
 # --- 4. the completions of a step and their metrics

@@ -1,28 +1,51 @@
-"""Samples from vLLM engines on this machine: `Engine` in this process, `Engines` in processes of their own.
+"""Samples by vLLM: `Engine` in this process, `serve` as a server on this machine, `Server` from any server of vLLM.
 
-Training loops have an engine in their own process, where it can copy the policy's weights. DPO rounds, evaluations
-and local judges start a process for each engine: when it ends, all its GPU memory is free.
+Training loops have an engine in their own process, where it can copy the policy's weights. Saved models are sampled
+by a server, in DPO rounds, evaluations and as local judges: when it ends, all its GPU memory is free.
+
+    python -m rlmt.vllm --model FOLDER    # a server for several commands: prints its URL, for their --model-url
 """
 
-import atexit
+import asyncio
 import contextlib
 import gc
+import json
 import logging
-import multiprocessing.connection
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 from accelerate import PartialState
 
+from rlmt.endpoint import one_line, open_client
 from rlmt.model import whole_weights
 from utils import DEVICE, compute_dtype, fail
 
-START_METHOD = "spawn"  # of engines' processes: a forked one could not use CUDA if this one has
 
-# --- 1. an engine in this process
+def parameters_of(sampling, ends: list[int]) -> dict:
+    """Returns vLLM's names for a Sampling of rlmt/sampler.py and the ids that end a turn."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stop_token_ids": ends,
+        "ignore_eos": True,  # stop_token_ids has every end
+        "stop": [sampling.stop] if sampling.stop else [],
+        "include_stop_str_in_output": True,
+    }
+
+
+# --- 1. an engine in this process, for a policy that is trained
 
 
 class Engine:
@@ -32,9 +55,10 @@ class Engine:
         max_length: tokens of the longest prompt and completion together; None: the model's context.
         memory: share of each GPU that vLLM reserves.
         sleeps: whether `sleep` frees vLLM's memory.
-        tensor_parallel: GPUs that share the weights; from 2 on vLLM starts a process for each.
         dtype: that of weights and computation, see utils.compute_dtype.
     """
+
+    batch_size = None  # it takes all prompts at once
 
     def __init__(
         self,
@@ -42,7 +66,6 @@ class Engine:
         max_length: int | None,
         memory: float,
         sleeps: bool = False,
-        tensor_parallel: int = 1,
         dtype: str = "auto",
     ):
         from vllm import LLM  # seconds to import
@@ -62,7 +85,6 @@ class Engine:
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
             "enable_sleep_mode": self.sleeps,
-            "tensor_parallel_size": tensor_parallel,
         }
         if not on_gpu:
             # a seeded request whose prompt is split among batches fails on a CPU
@@ -74,61 +96,32 @@ class Engine:
         self.llm = LLM(**options)
         self.sleep()  # until `update` brings the weights to sample from
 
-    def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
+    def complete(
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
+    ) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `requests`: place -> prompt (token ids) and parameters; `budget`, if there is one, is a ThinkingBudget.
-        `finished` is False if the token limit cut the completion off.
+        `prompts`: token ids by place. `seeds`: by place, or empty. `finished` is False if the token limit cut the
+        completion off.
         """
-        engine = self.llm.llm_engine
-        budgets = {}
-        for place, request in requests.items():
-            self._add(place, request)
-            if "budget" in request:
-                budgets[place] = request["budget"]
-        closed = {}  # place -> ids and log-probabilities up to where a budget closed the thinking
-        while engine.has_unfinished_requests():
-            results = engine.step()
-            for result in results:
-                place = int(result.request_id)
-                output = result.outputs[0]
-                if result.finished:
-                    ids, logprobs = closed.get(place, ([], []))
-                    ids = ids + list(output.token_ids)
-                    logprobs = logprobs + _logprobs(output)
-                    yield place, ids, logprobs, output.finish_reason == "stop"
-                elif place in budgets and len(output.token_ids) >= budgets[place].close_at:
-                    del budgets[place]
-                    closed[place] = self._close_thinking(place, requests[place], output)
-
-    def _add(self, place: int, request: dict) -> None:
-        """Gives vLLM a request of `complete`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        parameters = {name: value for name, value in request.items() if name not in ("prompt", "budget")}
-        parameters["detokenize"] = bool(parameters["stop"])
-        if "budget" not in request:  # saves a copy of the completion after each token
-            parameters["output_kind"] = RequestOutputKind.FINAL_ONLY
-        prompt = {"prompt_token_ids": request["prompt"]}
-        self.llm.llm_engine.add_request(str(place), prompt, SamplingParams(**parameters))
-
-    def _close_thinking(self, place: int, request: dict, output) -> tuple[list[int], list[float]]:
-        """Ends a request at its thinking budget and adds one that goes on behind the closed thinking.
-
-        Returns ids and log-probabilities up to there; two empty lists if there is nothing to close.
-        """
-        budget = request["budget"]
-        thought = list(output.token_ids)[: budget.close_at]
-        closing = budget.closing_after(thought, self.llm.get_tokenizer())
-        if not closing:
-            return [], []
-        ids = thought + closing
-        n_left = request["max_tokens"] - len(ids)
-        self.llm.llm_engine.abort_request([str(place)])
-        self._add(place, request | {"prompt": request["prompt"] + ids, "max_tokens": n_left})
-        logprobs = _logprobs(output)[: budget.close_at]
-        return ids, logprobs + [0.0] * len(closing)  # forced tokens have probability 1
+        parameters = parameters_of(sampling, ends)
+        parameters["logprobs"] = 0  # the sampled token's only
+        parameters["detokenize"] = bool(sampling.stop)
+        parameters["output_kind"] = RequestOutputKind.FINAL_ONLY
+        engine = self.llm.llm_engine
+        for place, prompt in prompts.items():
+            request = SamplingParams(**parameters, seed=seeds.get(place))
+            engine.add_request(str(place), {"prompt_token_ids": prompt}, request)
+        while engine.has_unfinished_requests():
+            for result in engine.step():
+                output = result.outputs[0]
+                logprobs = []
+                for token, logprob_of in zip(output.token_ids, output.logprobs, strict=True):
+                    logprobs.append(logprob_of[token].logprob)
+                yield int(result.request_id), list(output.token_ids), logprobs, output.finish_reason == "stop"
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
@@ -156,17 +149,9 @@ class Engine:
             self.asleep = True
 
     def close(self) -> None:
-        """Stops the engine, and the processes of tensor parallelism."""
+        """Stops the engine and frees its memory."""
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
-
-
-def _logprobs(output) -> list[float]:
-    """Returns the log-probability of each sampled token of a completion by vLLM."""
-    logprobs = []
-    for token, logprob_of in zip(output.token_ids, output.logprobs, strict=True):
-        logprobs.append(logprob_of[token].logprob)
-    return logprobs
 
 
 def _pack_tied_head(model: torch.nn.Module) -> None:
@@ -176,150 +161,223 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
         head.quant_method.process_weights_after_loading(head)
 
 
-# --- 2. engines in processes of their own
+# --- 2. a server, for a saved model
+
+# when its input ends, as this process has ended or wants the server gone, it kills the server and all of its processes
+KEEPER = 'read -r _; kill -s KILL -- "-$0"'
+MAX_RETRIES = 6  # of a request; openai waits half a second, then twice as long each time, at most 8 seconds
+SECONDS_TO_END = 20  # for a server to end by itself; then its keeper kills it
 
 
-def gpu_groups(tensor_parallel: int = 1, at_most: int = 1) -> list[list[str]]:
-    """Returns the GPUs of each engine, as CUDA_VISIBLE_DEVICES names them. Without a GPU every name is "CPU".
+def choose_gpus(tensor_parallel: int, data_parallel: int) -> tuple[int, list[str]]:
+    """Returns how many engines a server gets, and its GPUs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
 
-    Makes as many groups as the GPUs allow, but no more than `at_most`; 0 is no limit, or one group on a CPU.
-    In an accelerated launch process k takes groups k, k+1, …, as each earlier process has one. Exits with 2 if no
-    group is left.
+    `data_parallel`: engines at most; 0: as many as there are GPUs for, or 1 on a CPU. In an accelerated launch each
+    process leaves the first GPUs to the processes before it. vLLM says if there are too few.
     """
     if not torch.cuda.is_available():
-        return [["CPU"] * tensor_parallel for _ in range(at_most or 1)]
+        return data_parallel or 1, []
     all_gpus = ",".join(map(str, range(torch.cuda.device_count())))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_gpus).split(",")
-    n_groups = len(visible) // tensor_parallel
-    groups = [visible[i * tensor_parallel : (i + 1) * tensor_parallel] for i in range(n_groups)]
-    groups = groups[PartialState().local_process_index :]
-    if not groups:
-        fail(
-            f"only {len(visible)} GPUs are visible; lower --tensor-parallel or --judge-tensor-parallel {tensor_parallel}"
-        )
-    if at_most:
-        groups = groups[:at_most]
-    return groups
-
-
-class Engines:
-    """vLLM engines with the weights of `model`, each in a process of its own; they share the requests.
-
-    Args:
-        max_length, memory, dtype: as for Engine.
-        gpus: those of each engine, see `gpu_groups`.
-
-    Raises RuntimeError if a process dies, while models load or in `complete`.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        max_length: int | None,
-        memory: float,
-        gpus: list[list[str]],
-        dtype: str = "auto",
-    ):
-        if len(gpus) > 1:
-            print(f"vLLM: {len(gpus)} engines:", ", ".join("+".join(group) for group in gpus), flush=True)
-        options = {
-            "model": model,
-            "max_length": max_length,
-            "memory": memory,
-            "tensor_parallel": len(gpus[0]),
-            "dtype": dtype,
-        }
-        context = multiprocessing.get_context(START_METHOD)
-        self.processes = {}  # connection -> process
-        self.busy = set()  # connections of processes that load a model or sample
-        atexit.register(self.close)  # else the interpreter waits at its end for the processes
-        for group in gpus:
-            connection, other_end = context.Pipe()
-            process = context.Process(target=_serve, args=(other_end, options))
-            with _environment_of_engine(group):
-                process.start()
-            other_end.close()
-            self.processes[connection] = process
-            self.busy.add(connection)
-        list(self._replies())  # empty; waits until all have loaded the model
-
-    def complete(self, requests: dict[int, dict]) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields what Engine.complete yields, from all engines as it comes."""
-        for number, connection in enumerate(self.processes):
-            places = list(requests)[number :: len(self.processes)]
-            with contextlib.suppress(OSError):  # if the process has died, _replies says so
-                connection.send({place: requests[place] for place in places})
-        self.busy = set(self.processes)
-        yield from self._replies()
-
-    def _replies(self) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields what the busy processes send, until each has sent None."""
-        while self.busy:
-            # a dead process's pipe stays open while a process lives that vLLM forked from it, so look every second
-            for connection in multiprocessing.connection.wait(self.busy, timeout=1):
-                try:
-                    reply = connection.recv()
-                except (EOFError, OSError):
-                    self.processes[connection].join(timeout=10)
-                    continue
-                if reply is None:
-                    self.busy.remove(connection)
-                else:
-                    yield reply
-            for number, process in enumerate(self.processes.values(), 1):
-                if process.exitcode is not None:
-                    raise RuntimeError(
-                        f"vLLM's engine process died ({number} of {len(self.processes)}, exit code {process.exitcode}); "
-                        "if it printed no error, it was killed, most likely as memory ran out"
-                    )
-
-    def close(self) -> None:
-        """Ends the processes, and so frees their GPU memory. If one is still busy, all are killed."""
-        for connection, process in self.processes.items():
-            connection.close()  # ends a process that waits for requests
-            if self.busy:
-                process.kill()
-        for process in self.processes.values():
-            process.join(timeout=60)
-            process.kill()  # does nothing if it has ended
-            process.join()
-        self.processes = {}
+    first = PartialState().local_process_index * tensor_parallel
+    n_engines = max(1, (len(visible) - first) // tensor_parallel)
+    if data_parallel:
+        n_engines = min(n_engines, data_parallel)
+    return n_engines, visible[first : first + n_engines * tensor_parallel]
 
 
 @contextlib.contextmanager
-def _environment_of_engine(gpus: list[str]):
-    """Sets an engine's GPUs in the environment, and hides the accelerated launch, while its process starts."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
-            del os.environ[name]
-    if torch.cuda.is_available():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+def serve(
+    model: str,
+    log: Path,
+    max_length: int | str = "auto",
+    memory: float = 0.85,
+    tensor_parallel: int = 1,
+    data_parallel: int = 1,
+    dtype: str = "auto",
+) -> Iterator[str]:
+    """Starts a server of a saved model on this machine, yields its URL when it answers, and ends it at exit.
+
+    The server ends with this process, also after kill -9. If it ends by itself, the run does so too, by one line and
+    with code 2.
+
+    Args:
+        log: file for what the server prints.
+        max_length: tokens of the longest prompt and completion together; "auto": what memory and model allow.
+        memory: share of each GPU that vLLM reserves.
+        tensor_parallel, data_parallel: GPUs of an engine, and engines; see `choose_gpus`.
+        dtype: that of weights and computation, see utils.compute_dtype.
+    """
+    n_engines, gpus = choose_gpus(tensor_parallel, data_parallel)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+    words += ["--dtype", compute_dtype(dtype), "--load-format", "safetensors", "--generation-config", "vllm"]
+    words += ["--max-model-len", str(max_length), "--gpu-memory-utilization", str(memory)]
+    words += ["--tensor-parallel-size", str(tensor_parallel), "--data-parallel-size", str(n_engines)]
+    if DEVICE != "cuda":  # as in Engine
+        words += ["--enforce-eager", "--no-enable-chunked-prefill"]
+
+    with open(log, "w") as file:
+        server = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=_environment_of_server(gpus),
+            start_new_session=True,  # so Ctrl-C does not reach it, and its keeper can kill all of its processes
+        )
+    keeper = subprocess.Popen(
+        ["sh", "-c", KEEPER, str(server.pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # no complaint if all have ended
+        start_new_session=True,
+    )
+    is_wanted = threading.Event()
+    is_wanted.set()
+    threading.Thread(target=_end_run_with, args=(server, is_wanted, model, log), daemon=True).start()
     try:
-        yield
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        is_wanted.clear()
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(SECONDS_TO_END)
+        keeper.stdin.close()
+        keeper.wait()
+        server.wait()
 
 
-def _serve(connection, options: dict) -> None:
-    """Runs an engine: sends None when the model is loaded; answers each dictionary by its completions, then None."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main one ends this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    engine = Engine(**options)
-    connection.send(None)
-    while True:
-        try:
-            requests = connection.recv()
-        except EOFError:  # Engines.close was called
-            break
-        for completion in engine.complete(requests):
-            connection.send(completion)
-        connection.send(None)
-    engine.close()
+def _environment_of_server(gpus: list[str]) -> dict[str, str]:
+    """Returns this process's environment with the server's GPUs, and without an accelerated launch."""
+    environment = dict(os.environ)
+    for name in os.environ:
+        if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
+            del environment[name]
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
 
 
-def _end_with_parent() -> None:
-    """Ends this process with its parent, even after kill -9; else it would keep the GPU's memory."""
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
+def _end_run_with(server: subprocess.Popen, is_wanted: threading.Event, model: str, log: Path) -> None:
+    """Ends this process when a server ends that is still wanted: whatever waits for its replies would wait in vain."""
+    code = server.wait()
+    if not is_wanted.is_set():
+        return
+    lines = log.read_text(errors="replace").splitlines()
+    telling = [line for line in lines if "Error" in line] or lines[-1:]
+    last = " ".join(telling[-1:]).strip()[:300]
+    print(
+        f"\nerror: vLLM's server of {model} has ended (exit code {code}; if it was killed, most likely as memory ran "
+        f"out); {log} ends: {last}",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    os._exit(2)  # a thread cannot end the others; whatever is done is on disk
+
+
+@dataclass
+class Server:
+    """Samples from a vLLM server, of `serve` or somebody else's, by token ids. It must serve `model` by that name.
+
+    Requests that fail for a while are sent again; one that is refused or stays without a reply exits with 2.
+    """
+
+    model: str
+    base_url: str
+    """Such as http://localhost:8000/v1."""
+    key_env: tuple[str, ...] = ()
+    """See rlmt/endpoint.py."""
+    batch_size = None  # it takes all prompts at once
+
+    def complete(
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
+    ) -> Iterator[tuple[int, list[int], None, bool]]:
+        """Yields what Engine.complete yields, without log-probabilities."""
+        body = {"model": self.model, "return_token_ids": True, **parameters_of(sampling, ends)}
+        # of somebody else's server, which may take its defaults from the model's generation config
+        body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        bodies = {place: body | {"prompt": prompt} for place, prompt in prompts.items()}
+        for place, seed in seeds.items():
+            bodies[place]["seed"] = seed
+        with asyncio.Runner() as runner:
+            replies = self._replies(bodies)
+            while reply := runner.run(_next(replies)):
+                yield reply
+
+    async def _replies(self, bodies: dict[int, dict]) -> AsyncIterator[tuple[int, list[int], None, bool]]:
+        """Sends all requests at once, and yields what comes back as it comes."""
+        from aiohttp import ClientError
+        from openai import APIError
+
+        async with open_client(self).with_options(max_retries=MAX_RETRIES) as client:
+
+            async def ask(place: int, body: dict) -> tuple[int, list[int], None, bool]:
+                reply = await client.post("/completions", cast_to=str, body=body)
+                choice = json.loads(reply)["choices"][0]
+                return place, choice["token_ids"], None, choice["finish_reason"] == "stop"
+
+            try:
+                for reply in asyncio.as_completed([ask(*item) for item in bodies.items()]):
+                    yield await reply
+            except (APIError, ClientError) as error:
+                fail(
+                    f"{self.base_url}: {one_line(str(error), self.key_env)}; it must be vLLM's server of {self.model}; "
+                    "the same command with --resume goes on"
+                )
+
+    def close(self) -> None:
+        """Does nothing: who started the server ends it."""
+
+
+async def _next(replies: AsyncIterator) -> tuple | None:
+    return await anext(replies, None)
+
+
+# --- 3. a server for several commands, as experiments/evaluate.sh starts one
+
+
+@dataclass
+class Args:
+    model: str
+    """Folder or hub name."""
+    log: Path = Path("vllm.log")
+    """File for what the server prints."""
+    model_url: str = ""
+    """If there is a server already, none is started."""
+    rollout: Literal["auto", "vllm", "hf"] = "auto"
+    """As in the evaluation scripts, and the flags below."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    tensor_parallel: int = 1
+    data_parallel: int = 0
+
+
+def main(args: Args) -> None:
+    """Prints the URL of a server and keeps it until the parent ends; an empty line if no server is needed."""
+    from rlmt.sampler import wants_vllm  # which imports this file where vLLM is wanted
+
+    parent = os.getppid()
+    if args.model_url or not wants_vllm(args.rollout):
+        print(flush=True)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with serve(
+        args.model, args.log, "auto", 0.85, args.tensor_parallel, args.data_parallel, args.dtype
+    ) as url:
+        print(url, flush=True)
+        while os.getppid() == parent:
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    import tyro
+
+    main(tyro.cli(Args, return_unknown_args=True)[0])

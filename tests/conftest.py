@@ -6,7 +6,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,10 +36,8 @@ from transformers import (
 from rlmt import chat as templates
 from rlmt import run
 import utils
-from rlmt import vllm as vllm_engine
 from data.smollm2 import WHEEL, make_folder
 from chat_server import ChatServer
-from launch import start_fork_server
 from rewards import sandbox
 
 LLAMA = [
@@ -214,16 +211,6 @@ def here(monkeypatch, capfd):
 
 
 @pytest.fixture
-def forked_engines(monkeypatch):
-    """Lets vLLM's engines be forked from a process that has vLLM already: to import it takes each 15 seconds of CPU time.
-
-    test_rollout.py has a test with spawned ones, as users have them.
-    """
-    start_fork_server()
-    monkeypatch.setattr(vllm_engine, "START_METHOD", "forkserver")
-
-
-@pytest.fixture
 def exits(capsys):
     """exits(function, ...): the error of a call that ends with exit code 2, which is one line, or tyro's box."""
 
@@ -253,19 +240,22 @@ def local_judge_folder(tmp_path) -> Path:
 
 @pytest.fixture
 def no_sandbox(tmp_path, monkeypatch):
-    """Makes a machine on which root runs no program: it lacks bwrap and unshare, and its folder of sandboxes."""
-    if os.geteuid():
-        pytest.skip("only root refuses to run programs without a sandbox")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "rm").symlink_to(shutil.which("rm"))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    (tmp_path / "sandboxes").mkdir()
-    os.chown(tmp_path / "sandboxes", 1000, 1000)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    sandbox.strongest.cache_clear()
-    sandbox._has_sized_tmpfs.cache_clear()
+    """Makes a machine without bubblewrap."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox, "unsafe", False)
+    sandbox._needs_own_user.cache_clear()
     yield
-    sandbox.strongest.cache_clear()
+    sandbox._needs_own_user.cache_clear()
+
+
+@pytest.fixture
+def needs_sandbox(monkeypatch):
+    """Skips a test where bubblewrap is not installed or may not work."""
+    monkeypatch.setattr(sandbox, "unsafe", False)
+    try:
+        sandbox._needs_own_user()
+    except OSError as error:
+        pytest.skip(str(error))
 
 
 def tiny_config(tokenizer, **changes) -> LlamaConfig:
@@ -330,14 +320,14 @@ def nltk_folder(tmp_path_factory) -> Path | None:
 def nltk_data(nltk_folder, monkeypatch) -> None:
     """Lets NLTK find its data; skips a test where neither the shared files nor data of your own are there."""
     import nltk  # here, as most tests need neither
-    from benchmarks import ifbench
+    from benchmarks import ifeval
 
     if nltk_folder:
         # for processes; this one has read it when it imported nltk
         monkeypatch.setenv("NLTK_DATA", str(nltk_folder))
         monkeypatch.setattr(nltk.data, "path", [str(nltk_folder), *nltk.data.path])
     try:
-        ifbench.require_nltk_data()
+        ifeval.require_nltk_data()
     except FileNotFoundError as error:
         pytest.skip(str(error))
 

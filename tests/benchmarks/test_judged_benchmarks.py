@@ -639,7 +639,6 @@ def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
         (("arenahard2", "--judge", "gpt-4.1"), "set OPENAI_API_KEY"),
         (("arenahard2", "--judge", "j", "--judge-url", "http://h/v1", "--key-env", "h"), "--key-env, word 1"),
         (("gsm8k", "--judge", "j"), "has no judge"),
-        (("alpacaeval2", "--judge", "local:x"), "log-probabilities"),
         (("ifeval", "--samples", "2"), "one answer a task"),
     ],
 )

@@ -394,18 +394,18 @@ def test_the_paper_s_protocol_takes_the_first_reply(serve, tmp_path):
     assert found == {"official": ["A++"] * 2, "paper": [None] * 2}
 
 
-def test_a_local_judge_needs_no_key_and_resumes(evaluate, tmp_path, local_judge_folder):
+def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
     words = [*MODEL, "--limit", 3, "--out", tmp_path / "x"]
     words += ["--mode", "score", "--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
-    done = evaluate(*words, ok=False)
+    evaluate(*words, "--generate-only")
+    answers = (tmp_path / "x" / "generations.jsonl").read_text()
+    assert len(answers.splitlines()) == 3 and not (tmp_path / "x" / "judge.jsonl").exists()
+    done = evaluate(*words, "--resume", ok=False)
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
-    path = tmp_path / "x" / "judge.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == 12
-    path.write_text("".join(lines[:4]))  # killed in the second attempt, which is sampled
-    evaluate(*words, "--resume", ok=False)
-    assert path.read_text() == "".join(lines)
+    assert (tmp_path / "x" / "generations.jsonl").read_text() == answers
+    assert len((tmp_path / "x" / "judge.jsonl").read_text().splitlines()) == 12
+    assert not (tmp_path / "x" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -417,10 +417,6 @@ def test_a_local_judge_needs_no_key_and_resumes(evaluate, tmp_path, local_judge_
         (
             (*MODEL, "--mode", "reward", "--judge", "data/toy/world.py:judge"),
             "--mode program takes a file.py",
-        ),
-        (
-            (*MODEL, "--mode", "reward", "--judge", "local:data/toy/reward_model"),
-            "leaves no room for a prompt",
         ),
         ((*MODEL, "--mode", "score", "--judge", "local:data/toy/base"), "has no chat template"),
         ((*MODEL, "--mode", "score", "--judge", "gpt-4o"), "set OPENAI_API_KEY"),

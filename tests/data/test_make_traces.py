@@ -202,8 +202,8 @@ CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace
     "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 1),
     "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
     "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
-    "refused in a field": (lambda n: body(None, refusal="no"), "rejected", 3),
-    "filtered": (lambda n: body("", "content_filter"), "rejected", 3),
+    "refused in a field": (lambda n: body(None, refusal="no"), "refusal", 4),
+    "filtered": (lambda n: body("", "content_filter"), "refusal", 4),
     "other tags": (lambda n: tagged(response=f"<thinking>hm</thinking> {ENGLISH}"), "tag_inside_text", 1),
     "hardly a thought": (lambda n: tagged("An easy one."), "short_thinking", 1),
     "half a surrogate pair": (lambda n: tagged(response=ENGLISH + "\ud83d"), "broken_unicode", 1),
@@ -357,7 +357,7 @@ def test_a_teacher_that_cannot_do_it_is_given_up_early(world, exits):
     assert (
         "none of the first 32 prompts" in message
         and "{'no_open': 32}" in message
-        and "unreadable in 4" in message
+        and "unreadable: no_open" in message
     )
     assert len(server.calls) == 32
 
@@ -411,7 +411,7 @@ def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, e
     server, run = world(["q"], lambda text, n: tagged())
     server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     for mode in ({}, {"dry_run": True}):
-        assert "--key-env 127.0.0.1:" in exits(run, n=1, **mode)
+        assert "--key-env" in exits(run, n=1, **mode)
         assert "no reply in 3 calls" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
     assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]

@@ -26,6 +26,7 @@ from rlmt import model as policy
 from rewards import judged
 from rewards import simulated_user as simulator
 from rewards import verified as rewards_verified
+from rewards.code_runner import find_program
 from rlmt.data import load_prompts, read_pairs, read_prompts, read_rows, read_traces
 from rlmt import chat as templates
 import train_dpo
@@ -410,8 +411,8 @@ def test_answers_of_benchmarks(response):
     assert verified.zebralogic_check(
         {"solution": solution}, braces + json.dumps({"solution": grid}) + braces
     )["correct"]
-    code = verified.program_of(f"{response.replace('`', '')}\n```python\ndef f(x): return 1\n```\n", "f")
-    assert code == "def f(x): return 1\n"
+    prose = re.sub("[`~]", "", response)
+    assert find_program(f"{prose}\n```python\ndef f(x): return 1\n```\n", {"f"}) == "def f(x): return 1"
 
 
 # --- the simulated user
@@ -597,30 +598,18 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
 def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
     """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole lines."""
     store = tmp_path_factory.mktemp("store") / "s.jsonl"
-    requests, body = (
-        ask_for(*texts),
-        lambda t: {
-            "choices": [{"message": {"content": t}}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
-        },
-    )
-    make = lambda: Endpoint("m", store, "http://localhost:1/v1", price=(1, 1))
-    judge = make()
-    with judge._open_store():
-        for request, t in zip(requests, texts):
-            judge._save(request, 0, json.dumps(body(f"reply {t}")))
+    judge, again = (Endpoint("m", store, "http://localhost:1/v1", price=(1, 1)) for _ in range(2))
+    for request, t in zip(ask_for(*texts), texts):
+        judge._save(request, 0, json.dumps({"choices": [{"message": {"content": t}}]}))
     whole = store.read_bytes()
     cut = round(share * len(whole))
     store.write_bytes(whole[:cut])
-    again = make()
-    with again._open_store():
-        n = whole[:cut].count(b"\n")
-        assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
-        again._save(ask_for("new")[0], 0, json.dumps(body("new")))
-    assert (
-        store.read_bytes().startswith(whole[: whole[:cut].rfind(b"\n") + 1])
-        and len(store.read_bytes().split(b"\n")) == n + 2
-    )
+    n = whole[:cut].count(b"\n")
+    again._read_store()
+    assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
+    again._save(ask_for("new")[0], 0, json.dumps({"choices": [{"message": {"content": "new"}}]}))
+    lines = store.read_bytes().splitlines(keepends=True)
+    assert lines[:n] == whole.splitlines(keepends=True)[:n] and len(lines) == n + 1
 
 
 @given(anything, st.none() | anything)

@@ -23,7 +23,7 @@ from dev import bench
 from launch import ACCELERATE
 from rlmt.chat import load_tokenizer, prepare_tokenizer
 from rlmt.model import Policy, collate_ids
-from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling
+from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
 from rewards.preference import RewardModel
 from utils import DEVICE, DTYPE
 
@@ -148,7 +148,8 @@ def test_rewards_are_those_of_a_cpu():
 def test_a_seed_draws_the_same_completions_again():
     tokenizer = load_tokenizer(BASE)
     prepare_tokenizer(tokenizer, "think")
-    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 16), use_vllm=False)
+    model = AutoModelForCausalLM.from_pretrained(BASE).to(DEVICE)
+    sampler = Sampler(Transformers(tokenizer, model), tokenizer, Sampling(1.0, 16))
     drawn = []
     for _ in range(2):
         torch.manual_seed(3)

@@ -19,13 +19,12 @@ from transformers import AutoModelForCausalLM
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import run as runs
 from rlmt import chat as templates
 import torch
-import train_grpo
 import train_ppo
 import utils
 from rewards.preference import RewardModel
+from rlmt.endpoint import Endpoint
 from rlmt import chat
 
 ROOT = Path(__file__).parents[2]
@@ -93,12 +92,8 @@ def test_every_model_is_loaded_without_pickles_and_foreign_code():
 
 
 def test_nothing_is_pushed_unpickled_or_given_to_a_shell():
-    """The exceptions run in the sandbox: sandbox.py starts a program, code_program.py serves it, code_tests.py runs its tests."""
-    allowed = {
-        "code_program.py": {"pickle.load", "exec", "eval"},
-        "code_tests.py": {"exec"},
-        "sandbox.py": {"exec"},
-    }
+    """The exception, code_starter.py, runs in the sandbox."""
+    allowed = {"code_starter.py": {"exec"}}
     refused = {
         "exec",
         "eval",
@@ -290,7 +285,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
     denied = serve(
         lambda text, n: (
             401,
-            {"error": {"message": f"wrong key {KEY}, {OTHER_KEY}", "code": "invalid_api_key"}},
+            {"error": {"message": f"wrong key {OTHER_KEY}", "code": "invalid_api_key"}},
         ),
     )
     words = [
@@ -331,7 +326,7 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         + done.stderr
         + "".join(f.read_text() for f in (tmp_path / "denied").rglob("*") if f.is_file())
     )
-    assert done.returncode == 2 and "wrong key ***, ***" in told and KEY not in told and OTHER_KEY not in told
+    assert done.returncode == 2 and "wrong key ***" in told and OTHER_KEY not in told
     assert denied.requests[0][1] == f"Bearer {OTHER_KEY}"
 
 
@@ -345,12 +340,6 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch
         f"host:8000/v1?api-key={KEY}",
     ],
 )
-def test_a_key_in_a_url_is_refused_before_anything_is_written(url, tmp_path, exits, monkeypatch):  # noqa: F811
-    for flag, value in (("--judge-url", url), ("--gold", f"judge:m@{url}")):
-        monkeypatch.setattr(sys, "argv", ["train_grpo.py", flag, value, "--out", str(tmp_path / "run")])
-        told = exits(runs.parse_args, train_grpo.Args, train_grpo.PRESETS)
-        assert told.startswith(f"error: {flag}: do not write a user, password or key") and KEY not in told
-    from rlmt.endpoint import Endpoint
-
-    assert KEY not in exits(Endpoint, "m", tmp_path / "store.jsonl", url)
-    assert list(tmp_path.iterdir()) == []
+def test_a_key_in_a_url_is_refused_and_not_repeated(url, tmp_path, exits):  # noqa: F811
+    told = exits(Endpoint, "m", tmp_path / "store.jsonl", url)
+    assert "without a user, password or key" in told and KEY not in told

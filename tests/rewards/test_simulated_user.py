@@ -296,18 +296,22 @@ def test_two_dialogues_with_equal_words_share_one_reply(serve, tmp_path):  # noq
 
 @pytest.mark.parametrize("silent", ["planner", "speaker"])
 def test_a_simulator_that_fails_gives_no_score(serve, tmp_path, silent):
+    """The dialogue with Anna ends; the other goes on."""
+
     def answer(text, n):
         asked = "speaker" if "Origin:" in text else "planner"
-        if asked == silent:
+        if asked == silent and "Anna" in text:
             return 400, {"error": {"message": "content filter"}}
         return "Change: +5\nResponse: hm"
 
     user = Endpoint("m", tmp_path / "simulator.jsonl", serve(answer).url)
-    talk = sim.start(PROFILE, sim.RLVER)
-    sim.add_model_turn(talk, sim.RLVER, "Oh no.", "plain")
-    sim.user_turns([talk], sim.RLVER, user)
-    assert (talk["ended"], sim.final_emotion(talk)) == ("simulator_failed", None)
-    assert "content filter" in talk["error"] and len(talk["history"]) == 2
+    failed, other = (sim.start(profile, sim.RLVER) for profile in (PROFILE, CHINESE))
+    for talk in (failed, other):
+        sim.add_model_turn(talk, sim.RLVER, "Oh no.", "plain")
+    sim.user_turns([failed, other], sim.RLVER, user)
+    assert (failed["ended"], sim.final_emotion(failed)) == ("simulator_failed", None)
+    assert "content filter" in failed["error"] and len(failed["history"]) == 2
+    assert other["ended"] == "" and other["emo_point"] == 35
 
 
 def test_what_a_simulator_is_asked_and_costs_at_most():

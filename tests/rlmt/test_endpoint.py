@@ -3,7 +3,6 @@
 Run as a script, this file is the client that test_kill_at_a_third_and_repeat kills.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +70,7 @@ def misbehave(text: str, n: int):
     if task % 50 == 0:
         return LASTING[task // 50 % 3]
     if dice.random() < 0.3:
-        return dice.choice([*map(Fault, FAULTS), "Score: 7 of 10", "", "7.5", "[7]"])
+        return dice.choice([*map(Fault, FAULTS), "Score: 7 of 10", "7.5"])
     return str(truth(text))
 
 
@@ -82,7 +80,7 @@ def values_of_tasks(store: Path | str, url: str) -> list[int | None]:
     return [reply.value for reply in judge.ask(ask_for(*TASKS), verdict)]
 
 
-def test_kill_at_a_third_and_repeat(serve, tmp_path, capsys, monkeypatch):
+def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
     """After kill -9 and a torn line, a second client makes the missing calls alone."""
     server = serve(misbehave)
     store = tmp_path / "store.jsonl"
@@ -103,17 +101,16 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "second")  # the server may still answer calls of the first
     values = values_of_tasks(store, server.url)
-    assert "torn" in capsys.readouterr().err and store.read_bytes().startswith(whole)
+    assert store.read_bytes().startswith(whole)
     assert values == [None if i % 50 == 0 else truth(task) for i, task in enumerate(TASKS)]
-    answers = [row for row in rows(store) if not endpoint.why_no_answer(row["reply"])]
+    answers = [row for row in rows(store) if endpoint.is_answer(row["reply"])]
     assert len({row["key"] for row in answers}) == len(answers)  # none is paid twice
     assert n_before > len(TASKS) / 4 and server.answers_to["Bearer second"] <= len(rows(store)) - n_before
 
     calls = Counter(server.calls)
     assert values_of_tasks(store, server.url) == values
-    assert {task for task in TASKS if server.calls[task] > calls[task]} == set(
-        TASKS[100::150]
-    )  # HTTP 400 is free
+    refused = set(TASKS[100::150])  # HTTP 400 is free
+    assert {task for task in TASKS if server.calls[task] > calls[task]} == refused
     assert server.most <= 32
 
 
@@ -122,66 +119,49 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, capsys, monkeypatch):
 
 BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and how many calls that takes
     "text": (completion("7"), "7", 1),
-    "parts": (completion([{"type": "thinking", "thinking": "9"}, {"type": "text", "text": "7"}]), "7", 1),
-    "closed thinking": (completion("<think> 9 </think> 7"), "<think> 9 </think> 7", 1),
     "unclosed thinking": (completion("<think> 9", "length"), "<think> 9", 1),
     "cut off in its reasoning": (completion(None, "length", reasoning_content="9"), "", 1),
     "no usage, no reason": ((200, {"choices": [{"message": {"content": "7"}}]}), "7", 1),
-    "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: an error", 3),
-    "content filter": (completion("7", "content_filter"), "no text", 3),
+    "content filter": (completion("7", "content_filter"), "no text", 1),
+    "content null": (completion(None, refusal="I will not"), "I will not", 1),
+    "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 1),
+    "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
     "no choices": ((200, {"choices": []}), "no completion", 3),
-    "content null": (completion(None, refusal="I will not"), "I will not", 3),
-    "content empty": (completion(""), "no text", 3),
-    "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
     "content that is no text": (completion({"score": 7}), "no completion", 3),
     "error in 200": ((200, {"error": {"message": "upstream"}}), "upstream", 3),
     "cut JSON": (Fault("truncated JSON"), "no completion", 3),
     "HTML": ((200, b"<html>Sign in</html>"), "Sign in", 3),
-    "event stream": (
-        (200, b'data: {"choices": [{"delta": {"content": "7"}}]}\n\ndata: [DONE]\n\n'),
-        "DONE",
-        3,
-    ),
     "short body": (Fault("short body"), "no reply in 3 calls", 3),
     "dropped connection": (Fault("reset"), "Connection reset by peer", 3),
     "too slow": (Fault("slow"), "TimeoutError", 3),
     "429": (Fault("429"), "slow down", 3),
     "500": (Fault("500"), "HTTP 500: <html>oops</html>", 3),
-    "503": (Fault("503"), "overloaded", 3),
-    "403 for one task": (
-        (403, {"error": {"message": "moderated"}}),
-        'HTTP 403: {"error": {"message": "moderated',
-        1,
-    ),
+    "403 for one task": ((403, {"error": {"message": "moderated"}}), "HTTP 403", 1),
     "too long": (SERVER_ERROR, "HTTP 400", 1),
-    "half a surrogate pair": ("7", "the request cannot be sent", 0),
 }
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_what_a_server_may_send(serve, client, exits, name):
-    """While other requests are answered, one that is not has an error; alone it ends the run, with the same words."""
+def test_what_a_server_may_send(serve, client, name):
+    """While other requests are answered, one that is not has an error."""
     sent, found, n_calls = BEHAVIOURS[name]
-    text = name + "\ud83d" * (n_calls == 0)
-
-    def behave(asked, n):
-        while asked == text and n == 0 and busy and not server.answered:
-            time.sleep(0.01)
-        return sent if asked == text else asked
-
-    busy = [True]
-    server = serve(behave)
+    server = serve(lambda text, n: sent if text == name else text)
     judge = client(server, retries=2, timeout=0.4)
-    first, *rest = judge.ask(ask_for(text, *"abcdefgh"), repeat_cut_off=False)
-    assert [reply.text for reply in rest] == list("abcdefgh") and server.calls[text] == n_calls
-    if not first.error:
-        content = sent[1]["choices"][0]["message"]["content"]
-        assert (first.text, first.choice["message"]["content"]) == (found, content)
-        return
-    assert found in first.error and first.text == "" and first.value is None
-    busy.clear()
-    alone = Endpoint("m", judge.store.with_name("alone.jsonl"), server.url, retries=2, timeout=0.4, backoff=0)
-    assert found in exits(alone.ask, ask_for(text))
+    first, *rest = judge.ask(ask_for(name, *"abcdefgh"))
+    assert [reply.text for reply in rest] == list("abcdefgh") and server.calls[name] == n_calls
+    if first.error:
+        assert found in first.error and first.value is None
+    else:
+        assert (first.text, first.value) == (found, found)
+
+
+def test_a_judge_is_asked_as_often_for_an_empty_or_cut_off_reply_as_for_an_unreadable_one(serve, client):
+    for sent in ("", completion("7", "content_filter"), completion("7", "length"), "prose", "[" * 5000):
+        server = serve(lambda text, n, sent=sent: sent)
+        reply = client(server).ask(ask_for("a"), verdict, parse_retries=2)[0]
+        assert reply.error and reply.value is None and server.calls["a"] == 3
+        reply = client(server).ask(ask_for("b"), verdict, repeat_cut_off=False)[0]
+        assert server.calls["b"] == (1 if reply.choice["finish_reason"] == "length" else 4)
 
 
 def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, exits):
@@ -191,64 +171,47 @@ def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, ex
     assert judge.ask(ask_for("a"))[0].value == "a"
     down.append(True)
     told = exits(judge.ask, ask_for(*map(str, range(200))))
-    assert "no reply in 9 calls" in told and "overloaded" in told and "200 remain" in told
+    assert "no reply in 9 calls" in told and "overloaded" in told
     assert sum(server.calls.values()) <= 1 + 4 * 9 and len(rows(judge.store)) == 1
     down.clear()
     assert judge.ask(ask_for("0"))[0].value == "0"
 
 
-@pytest.mark.parametrize("parameter", ["seed", "temperature", "response_format"])
-def test_a_parameter_that_is_refused_ends_the_run_and_is_named(serve, client, exits, parameter):
-    refused = (400, {"error": {"message": "Unsupported value"}})
-    server = serve(lambda text, n: refused if parameter in server.requests[-1][0] else text)
-    judge = client(server, concurrency=1)
-    accepted = ask_for(*map(str, range(50)))
-    told = exits(judge.ask, accepted + ask_for(*map(str, range(50)), **{parameter: 1}))
-    assert f"{parameter} 1" in told and "Unsupported value" in told
-    assert len(server.requests) <= 10  # five of each kind
+def test_a_parameter_that_is_refused_ends_the_run(serve, client, exits):
+    refused = (400, {"error": {"message": "Unsupported value: seed"}})
+    server = serve(lambda text, n: refused if "seed" in server.requests[-1][0] else text)
+    requests = ask_for("a", "b", seed=1)
+    assert "Unsupported value" in exits(try_endpoint, client(server), requests[0], "--judge")
+    assert "Unsupported value" in exits(client(server).ask, requests)
+    client(server).ask(ask_for("c"))
+    # what is refused after others were answered is the fault of the one request
+    assert "HTTP 400" in client(server).ask(requests)[0].error
 
 
-def test_few_tokens_that_are_refused(serve, client, exits):
-    server = serve(lambda text, n: text if server.requests[-1][0]["max_tokens"] >= 16 else SERVER_ERROR)
-    assert "max_tokens 5" in exits(try_endpoint, client(server), ask_for("a")[0], "--judge")
-    try_endpoint(client(server), ask_for("a", max_tokens=16)[0], "--judge")
-
-
-def test_another_model_answers(serve, client, capsys):
-    server = serve(lambda text, n: (200, completion(text)[1] | {"model": "m-mini"}))
-    judge = client(server)
-    judge.ask(ask_for("a", "b"))
-    assert capsys.readouterr().err.count("'m-mini' answers, 'm' was asked for") == 1
-    assert rows(judge.store)[0]["reply"]["model"] == "m-mini"
-
-
-LASTING_ERRORS = [
-    (401, "invalid_api_key", [], "--key-env 127.0.0.1"),
-    (402, None, [], "HTTP 402"),
-    (404, "model_not_found", [], "HTTP 404"),
-    (429, "insufficient_quota", [], "insufficient_quota"),
-    (429, None, [("Retry-After", "7200")], "asks to wait 7200 seconds"),
-]
-
-
-@pytest.mark.parametrize("status, code, headers, line", LASTING_ERRORS)
-def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status, code, headers, line):
+@pytest.mark.parametrize("status", [401, 402, 404])
+def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status):
     """Calls under way at that moment are stored."""
-    error = (status, {"error": {"message": "no", "code": code}}, headers)
+    error = (status, {"error": {"message": "no"}})
     server = serve(lambda text, n: time.sleep(0.3) or text if text in "abc" else error)
     judge = client(server, concurrency=4)
     judge.ask(ask_for("a"))
     told = exits(judge.ask, ask_for("b", "c", "last", *map(str, range(99))))
-    assert line in told and "2 of 102 requests are done" in told
+    assert f"HTTP {status}" in told and "--key-env" in told
     assert len(rows(judge.store)) == 3 and sum(server.calls.values()) <= 5
 
 
-@pytest.mark.parametrize("date", [False, True])
-def test_retry_after_is_honoured(serve, client, date):
-    after = formatdate(time.time() + 2, usegmt=True) if date else "1"
-    server = serve(lambda text, n: (429, {}, [("Retry-After", after)]) if n == 0 else text)
+def test_retry_after_is_honoured(serve, client):
+    server = serve(lambda text, n: (429, {}, [("Retry-After", "1")]) if n == 0 else text)
     assert client(server).ask(ask_for("x"))[0].value == "x"
     assert 0.9 < server.times[1] - server.times[0] < 4
+
+
+def test_a_long_reply_has_more_time(serve, client):
+    """2.5 seconds here; 20 tokens at the slowest, 5 per second, may take 4."""
+    server = serve(lambda text, n: Fault("slow"))
+    long, short = ask_for("x", max_tokens=20) + ask_for("y", max_tokens=2)
+    client(server, timeout=0.4, retries=0).ask([long])
+    assert "TimeoutError" in client(server, timeout=0.4, retries=0).ask([short])[0].error
 
 
 def test_a_proxy_of_the_environment_is_used_but_not_for_exceptions(serve, client, monkeypatch):
@@ -267,20 +230,12 @@ def test_an_unreadable_reply_is_not_asked_for_in_the_same_words(serve, client):
     server = serve(lambda text, n: "8" if n == 2 else "prose")
     [request] = ask_for("x", temperature=0, seed=7)
     reply = client(server).ask([request], verdict, parse_retries=1)[0]
-    assert (reply.value, reply.text, server.calls["x"]) == (
-        None,
-        "prose",
-        2,
-    ) and "unreadable in 2" in reply.error
+    assert (reply.value, reply.text, server.calls["x"]) == (None, "prose", 2) and reply.error
     assert client(server).ask([request], verdict)[0].value == 8  # a new start goes on where the other ended
-    assert [(body["temperature"], body["seed"]) for body, _ in server.requests] == [
-        (0, 7),
-        (0.3, 8),
-        (0.3, 9),
-    ]
-    assert (
-        client(server).ask([request])[0].value == "prose" and server.calls["x"] == 3
-    )  # another reader, no call
+    sampled = [(body["temperature"], body["seed"]) for body, _ in server.requests]
+    assert sampled == [(0, 7), (0.3, 8), (0.3, 9)]
+    assert client(server).ask([request])[0].value == "prose"  # another reader
+    assert server.calls["x"] == 3
 
 
 def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
@@ -288,24 +243,18 @@ def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
     requests = ask_for("a", "b", "a") + ask_for("a", seed=1) + ask_for("a", seed=2) + ask_for("a", seed=1)
     replies = client(server, concurrency=1).ask(requests)
     assert [reply.value for reply in replies] == ["a0", "b0", "a0", "a1", "a2", "a1"]
-    keys = {
-        judge._key(requests[0])
-        for judge in (client(server), client(server, base_url="http://localhost:1/v1"))
-    }
-    assert len(keys) == 2  # another endpoint is another question
+    elsewhere = client(server, base_url="http://localhost:1/v1")
+    assert client(server)._key(requests[0]) != elsewhere._key(requests[0])  # another question
 
 
 def test_estimate(serve, client):
     request = ask_for("abcé")[0]
     text = '{"messages": [{"role": "user", "content": "abc_"}], "max_tokens": 5}'
-    assert (
-        len(text) == 68
-    )  # é is two bytes: 69 // 4 + 1 = 18 tokens in, 5 out, at 2 and 10 dollars per million
+    assert len(text) == 68
+    # é is two bytes: 69 // 4 + 1 = 18 tokens in, 5 out, at 2 and 10 dollars per million
     judge = client(serve(lambda text, n: text), price=(2, 10))
     most = {"input_tokens": 18, "output_tokens_at_most": 5, "dollars_at_most": pytest.approx(86e-6)}
-    assert (
-        judge.estimate([request, request]) == {"calls": 1, "answered": 0, **most} and not judge.store.exists()
-    )
+    assert judge.estimate([request, request]) == {"calls": 1, **most} and not judge.store.exists()
     judge.ask([request])
     assert judge.cost == pytest.approx(70e-6)  # 10 in, 5 out
     assert judge.estimate([request])["dollars_at_most"] == 0
@@ -322,22 +271,25 @@ def test_the_check_is_the_first_request_and_is_paid_once(serve, client, exits, t
     try_endpoint(Endpoint("m", store, **paid), request, "--judge")
     assert not store.parent.exists() and server.requests[0][0] == request | {"model": "m"}
     judge = Endpoint("m", store, **paid)
-    assert (
-        judge.ask([request, other])[0].value == "x" and server.calls == {"x": 1, "y": 1} and judge.cost == 10
-    )
+    assert judge.ask([request, other])[0].value == "x" and judge.cost == 10
+    assert server.calls == {"x": 1, "y": 1}
     try_endpoint(Endpoint("m", store, **paid), request, "--judge")  # at a resume
     assert server.calls["x"] == 1
     told = exits(try_endpoint, Endpoint("m", store, **paid), ask_for("z")[0], "--judge")
     assert told.startswith("error: --judge m: ") and "could pass the budget" in told
+    # --overwrite: neither the old reply nor the old cost counts, and the new reply is kept
+    try_endpoint(Endpoint("m", store, **paid), request, "--judge", fresh=True)
+    assert server.calls["x"] == 2
+    store.unlink()
+    assert Endpoint("m", store, **paid).ask([request])[0].value == "x" and server.calls["x"] == 2
 
 
 def test_a_check_of_nobody_takes_seconds(client, exits):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        judge = client(
-            SimpleNamespace(url=url), backoff=1, budget=6, price=(0, 1e6)
-        )  # a call costs 5 at most
+        # a call costs 5 at most
+        judge = client(SimpleNamespace(url=url), backoff=1, budget=6, price=(0, 1e6))
         began = time.monotonic()
         told = exits(try_endpoint, judge, ask_for("x")[0], "--simulator")
         assert "--simulator m: " in told and "Connect call failed" in told
@@ -356,7 +308,7 @@ def test_budget_with_many_calls_at_once(serve, client, exits, usage):
     requests = ask_for(*map(str, range(64)))
     told = exits(judge.ask, requests)
     assert judge.cost == len(server.answered) * (3 if usage else 5) <= 40 and len(server.answered) >= 8
-    assert "budget of $40" in told and f"spent ${judge.cost:.4f}. {len(server.answered)} of 64" in told
+    assert "budget of $40" in told and f"spent ${judge.cost:.4f}" in told
     again = client(server, budget=40, price=(0, 1e6))
     exits(again.ask, requests)  # what is in the store counts
     assert again.cost <= 40
@@ -372,21 +324,18 @@ def test_budget_where_max_tokens_is_ignored(serve, client, exits):
 
 
 def test_tries_without_an_answer_count(serve, client, exits):
-    """A broken-off call at its worst, $5; a reply without text by its usage, $3, also after a restart."""
-    sent = [Fault("reset"), "", ""]
-    server = serve(lambda text, n: sent[n] if n < 3 else text, usage=(10, 3))
+    """A broken-off call at its worst, $5; a page in place of a reply too; an empty reply by its usage, $3."""
+    sent = [Fault("reset"), Fault("prose body"), "", "7"]
+    server = serve(lambda text, n: sent[n], usage=(10, 3))
     paid = dict(budget=15, price=(0, 1e6))
-    assert "spent $11" in exits(client(server, **paid).ask, ask_for("a"))  # another call could make it 16
-    judge = client(server, **paid)
-    assert judge.ask(ask_for("a"))[0].value == "a" and judge.cost == 9
+    assert "spent $13" in exits(client(server, **paid).ask, ask_for("a"), verdict)
+    judge = client(server, **paid)  # does not know of the broken-off call
+    assert judge.ask(ask_for("a"), verdict)[0].value == 7 and judge.cost == 11
 
 
-def test_one_process_at_a_time(serve, client, exits, tmp_path):
+def test_two_clients_of_a_store_see_each_others_replies(serve, client):
     server = serve(lambda text, n: text)
-    with open(tmp_path / "store.jsonl", "a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert "another process is using it" in exits(client(server).ask, ask_for("a"))
-    first, second = client(server), client(server)  # two of one process see each other's replies
+    first, second = client(server), client(server)
     for judge in (first, second, first):
         assert judge.ask(ask_for("a", "b"))[1].value == "b" and judge.cost == first.cost
     assert max(server.calls.values()) == 1
@@ -407,30 +356,26 @@ def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
     for server, sent in ((own, f"Bearer {KEY}"), (foreign, None)):
         assert client(server).ask(ask_for("x"))[0].value == "x"
         assert server.requests[0][1] == sent and "mine" not in str(server.headers)
-    assert "HTTP 307" in exits(client(own).ask, ask_for("away")) and len(foreign.requests) == 1
+    assert "HTTP 307" in client(own).ask(ask_for("away"))[0].error and len(foreign.requests) == 1
 
 
 def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, exits, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", f" {KEY}\n")  # as an editor leaves it
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
-    both = f"{KEY} and {OTHER_KEY}"
     sent = {
-        "echo": both,
-        "bad": (400, {"error": both}),
-        "denied": (401, {"error": both}),
-        "page": (200, both.encode()),
+        "echo": OTHER_KEY,
+        "bad": (400, {"error": OTHER_KEY}),
+        "denied": (401, {"error": OTHER_KEY}),
+        "page": (200, OTHER_KEY.encode()),
     }
     server = serve(lambda text, n: sent[text])
     judge = client(server, key_env=("127.0.0.1=JUDGE_KEY",), retries=0)
-    replies = judge.ask(ask_for("echo", "bad", "page"), repeat_cut_off=False)
-    assert replies[0].value == "*** and ***" and "*** and ***" in replies[1].error
+    replies = judge.ask(ask_for("echo", "bad", "page"))
+    assert replies[0].value == "***" and '{"error": "***"}' in replies[1].error
     assert {authorization for _, authorization in server.requests} == {f"Bearer {OTHER_KEY}"}
     told = exits(judge.ask, ask_for("denied"))
-    assert "it was sent the key in JUDGE_KEY" in told
-    for text in (repr(replies), repr(vars(judge)), told, str(capsys.readouterr()), judge.store.read_text()):
-        assert KEY not in text and OTHER_KEY not in text
-    monkeypatch.setenv("JUDGE_KEY", f"{OTHER_KEY}\nOTHER=1")
-    assert OTHER_KEY not in exits(client, server, key_env=("127.0.0.1=JUDGE_KEY",))
+    for text in (repr(replies), repr(judge), told, str(capsys.readouterr()), judge.store.read_text()):
+        assert OTHER_KEY not in text
 
 
 @pytest.mark.parametrize(
@@ -450,7 +395,9 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
 )
 def test_which_variable_holds_the_key_of_a_url(url, key_env, variable, monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    assert endpoint.variable_for(url, key_env) == variable
+    for name in ("OPENAI_API_KEY", "A", "B"):
+        monkeypatch.setenv(name, f" {name}\n")  # as an editor leaves it
+    assert endpoint.key_for(url, key_env) == variable
 
 
 @pytest.mark.parametrize(
@@ -463,9 +410,8 @@ def test_a_key_in_the_place_of_its_name_is_refused_and_not_repeated(word, tmp_pa
 
 def test_the_openai_api_needs_a_key(tmp_path, monkeypatch, exits):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    for key in ("  ", "sk-test\u2026"):
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        assert "set OPENAI_API_KEY" in exits(Endpoint, "m", tmp_path / "s.jsonl")
+    monkeypatch.setenv("OPENAI_API_KEY", "  ")
+    assert "set OPENAI_API_KEY" in exits(Endpoint, "m", tmp_path / "s.jsonl")
 
 
 # --- a tested model behind an endpoint

@@ -1,15 +1,15 @@
-"""Tests rlmt/sampler.py, rlmt/vllm.py and rlmt/vllm.py.
+"""Tests rlmt/sampler.py and rlmt/vllm.py.
 
-Engines of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
+An engine and servers of vLLM run for real on the CPU, and transformers is compared with a plain argmax.
 """
 
-import dataclasses
 import json
 import math
 import os
 import re
-import signal
-import time
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from script_runs import forget_vllm
+from script_runs import ROOT, forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -27,9 +27,8 @@ from rlmt import sampler as rollout
 from rlmt import chat as templates
 from rlmt import vllm as vllm_engine
 from data.toy import world
-from rlmt.sampler import Completion, Sample, Sampler, Sampling
+from rlmt.sampler import Completion, Sample, Sampler, Sampling, ThinkingBudget, Transformers
 from rlmt.run import RunArgs
-from rlmt.sampler import ThinkingBudget
 from rlmt import chat
 
 BASE = "data/toy/base"
@@ -103,10 +102,24 @@ def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
         ("bfloat16", saved, "bfloat16"),
     ):
         sampling = Sampling(temperature=0.7, max_tokens=16)
-        found[kind] = Sampler(
-            folder, tokenizer, sampling, use_vllm=True, max_length=256, in_process=True, dtype=dtype
-        )
+        engine = vllm_engine.Engine(folder, max_length=256, memory=0.85, dtype=dtype)
+        found[kind] = Sampler(engine, tokenizer, sampling, dtype)
     return found
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer, tmp_path_factory) -> Sampler:
+    """Starts a server by the command of experiments/evaluate.sh; at the end nothing is left of it."""
+    log = tmp_path_factory.mktemp("server") / "vllm.log"
+    words = [sys.executable, "-m", "rlmt.vllm", "--model", BASE, "--rollout", "vllm", "--log", str(log)]
+    command = subprocess.Popen([*words, "--top-p", "0.95"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    url = command.stdout.readline().strip()
+    assert url, log.read_text()[-3000:]
+    processes = psutil.Process(command.pid).children(recursive=True)
+    assert len(processes) > 1
+    yield Sampler(vllm_engine.Server(BASE, url), tokenizer, Sampling(1.0, 12))
+    command.kill()  # kill -9: the server's keeper ends it
+    assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
 @pytest.fixture(scope="module")
@@ -195,20 +208,24 @@ def cut(ids: list[int], has_ended) -> tuple[list[int], bool]:
     return ids, False
 
 
-def samplers(model, tokenizer, sampling: Sampling, ends: list[int], engine: Sampler) -> list[Sampler]:
-    """Returns vLLM and transformers with batches of 1, 3 and 64, all with the weights of `model`."""
-    found = [engine]
+def samplers(model, tokenizer, sampling: Sampling, ends: list[int], *by_vllm: Sampler) -> list[Sampler]:
+    """Returns samplers by vLLM and by transformers, in batches of 1, 3 and 64, all with the weights of `model`.
+
+    A server has those of the toy base model.
+    """
+    found = list(by_vllm)
     for batch_size in (1, 3, 64):
-        found.append(Sampler(None, tokenizer, sampling, use_vllm=False, batch_size=batch_size))
+        found.append(Sampler(Transformers(tokenizer, batch_size=batch_size), tokenizer, sampling))
     for sampler in found:
-        sampler.sync(policy.Policy(model, 1.0))
+        if not isinstance(sampler.backend, vllm_engine.Server):
+            sampler.sync(policy.Policy(model, 1.0))
         sampler.sampling = sampling
         sampler.ends = ends
     return found
 
 
 def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
-    engines, base, tokenizer, prompts
+    engines, server, base, tokenizer, prompts
 ):
     said = [argmax(base, prompt, 20) for prompt in prompts]
     written = [tokenizer.decode(ids) for ids in said]
@@ -225,9 +242,9 @@ def test_greedy_completions_end_at_either_end_of_turn_or_at_the_stop_string(
         expected = {place: cut(ids, has_ended) for place, ids in enumerate(said)}
         assert {ended for _, ended in expected.values()} == {True, False}
         greedy = Sampling(temperature=0.0, max_tokens=20, stop=stop_string)
-        for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"]):
+        for sampler in samplers(base, tokenizer, greedy, ends, engines["tied"], server):
             found = {place: (sample.ids, sample.finished) for place, sample in sampler.sample(prompts)}
-            assert found == expected, (stop_string, ends, sampler.batch_size, sampler.backend)
+            assert found == expected, (stop_string, ends, sampler.backend)
 
 
 CLOSING = [5, 6, 7]
@@ -241,7 +258,7 @@ def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudge
     return ThinkingBudget(end, opening_tag="", closed_pattern=re.escape(letter), closing=CLOSING)
 
 
-def test_thinking_is_closed_at_its_budget(engines, base, tokenizer, prompts):
+def test_thinking_is_closed_at_its_budget(engines, server, base, tokenizer, prompts):
     """The completions that had closed it stay; the others go on behind the closing tokens, as an argmax says."""
     said = [argmax(base, prompt, 20) for prompt in prompts]
     budget = budget_for_some(tokenizer, said, end=8)
@@ -256,39 +273,45 @@ def test_thinking_is_closed_at_its_budget(engines, base, tokenizer, prompts):
 
     greedy = Sampling(0.0, 20, budget=budget)
     never = [len(tokenizer) - 1]  # an end of turn that no completion has
-    for sampler in samplers(base, tokenizer, greedy, never, engines["tied"]):
+    for sampler in samplers(base, tokenizer, greedy, never, engines["tied"], server):
         found = dict(sampler.sample(prompts))
-        assert {place: sample.ids for place, sample in found.items()} == expected, sampler.batch_size
-        assert [budget.was_used_up(found[place].ids, tokenizer) for place in range(len(said))] == [
+        assert {place: sample.ids for place, sample in found.items()} == expected, sampler.backend
+        assert [found[place].budget_used_up for place in range(len(said))] == [
             expected[place] != ids for place, ids in enumerate(said)
         ]
         one_by_one = [dict(sampler.sample([prompt]))[0].ids for prompt in prompts[:4]]
         assert one_by_one == [expected[place] for place in range(4)]
-    closed = next(place for place in expected if expected[place] != said[place])
-    sample = dict(engines["tied"].sample(prompts))[closed]
-    assert len(sample.logprobs) == len(sample.ids) and sample.logprobs[8 : 8 + len(CLOSING)] == [0.0] * 3
 
 
-def test_a_budget_leaves_the_samples_that_do_not_use_it_up(engines, base, tokenizer, prompts):
+def test_a_budget_leaves_the_tokens_before_it(engines, server, base, tokenizer, prompts):
+    """Behind it other random numbers come; those that are done change no other sample."""
     seeds = list(range(len(prompts)))
     never = [len(tokenizer) - 1]
-    for sampler in samplers(base, tokenizer, Sampling(1.0, 20), never, engines["tied"])[:3]:
+    for sampler in samplers(base, tokenizer, Sampling(1.0, 20), never, engines["tied"], server)[:4]:
         without = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
         budget = budget_for_some(tokenizer, list(without.values()), end=8)
         sampler.sampling = Sampling(1.0, 20, budget=budget)
-        found = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
+        found = dict(sampler.sample(prompts, seeds))
         n_closed = 0
         for place, ids in without.items():
             closing = budget.closing_after(ids, tokenizer)
             n_closed += bool(closing)
-            assert found[place][: 8 + len(closing)] == ids[:8] + closing
-            if not closing:
-                assert found[place] == ids
+            assert found[place].ids[: 8 + len(closing)] == ids[:8] + closing
+            assert len(found[place].ids) == 20 and not found[place].finished
         assert 0 < n_closed < len(prompts)
-        rest = {place: sample.ids for place, sample in sampler.sample(prompts, seeds, done={0, 3})}
-        assert rest == {place: ids for place, ids in found.items() if place not in (0, 3)}
-        sampler.sampling = Sampling(1.0, 20, budget=dataclasses.replace(budget, close_at=20))
-        assert {place: sample.ids for place, sample in sampler.sample(prompts, seeds)} == without
+        rest = dict(sampler.sample(prompts, seeds, done={0, 3}))
+        assert rest == {place: sample for place, sample in found.items() if place not in (0, 3)}
+
+
+def test_a_stop_string_is_found_across_the_budget(base, tokenizer, prompts):
+    [said] = [argmax(base, prompts[0], 20)]
+    stop = tokenizer.decode(said[7:9])
+    assert stop not in tokenizer.decode(said[:8])
+    budget = ThinkingBudget(8, opening_tag="never", closed_pattern="x", closing=CLOSING)
+    sampling = Sampling(0.0, 20, stop=stop, budget=budget)
+    sampler = Sampler(Transformers(tokenizer, base), tokenizer, sampling)
+    sample = dict(sampler.sample(prompts[:1]))[0]
+    assert (sample.ids, sample.finished, sample.budget_used_up) == (said[:9], True, False)
 
 
 def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
@@ -311,8 +334,7 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
 
 def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, tokenizer, prompts):
     model = policy.load_trained(BASE, RunArgs())
-    sampler = Sampler(BASE, tokenizer, Sampling(0.0, 8), use_vllm=False, in_process=True)
-    assert sampler.policy is None  # no second copy is loaded
+    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(0.0, 8))
     sampler.sync(policy.Policy(model, 1.0))
     found = dict(sampler.sample(prompts[:3]))
     assert [found[place].ids for place in range(3)] == [argmax(base, prompt, 8) for prompt in prompts[:3]]
@@ -322,101 +344,72 @@ def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, t
 # --- seeds
 
 
-def test_transformers_gives_the_same_samples_without_those_that_are_done(base, tokenizer, prompts):
-    sampler = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=False, batch_size=3)
-    repeated = [prompts[0]] * 3 + prompts
-    everything = dict(sampler.sample(repeated, seeds=list(range(len(repeated)))))
-    rest = dict(sampler.sample(repeated, list(range(len(repeated))), done={0, 1, 2, 5, 8}))
-    assert rest == {place: everything[place] for place in everything if place not in {0, 1, 2, 5, 8}}
-    assert len({tuple(everything[place].ids) for place in range(3)}) == 3
+def test_those_that_are_done_change_no_other_sample(server, base, tokenizer, prompts):
+    repeated = [prompts[0]] * 3 + prompts * 5
+    seeds = list(range(len(repeated)))
+    by_transformers = Sampler(Transformers(tokenizer, base, 3), tokenizer, Sampling(1.0, 12))
+    server.ends = by_transformers.ends
+    server.sampling = by_transformers.sampling
+    done = {0, 1, 2, 5, 8}
+    for sampler in (by_transformers, server):
+        everything = dict(sampler.sample(repeated, seeds))
+        assert everything == dict(sampler.sample(repeated, seeds))
+        rest = dict(sampler.sample(repeated, seeds, done))
+        assert rest == {place: everything[place] for place in everything if place not in done}
+        assert len({tuple(everything[place].ids) for place in range(3)}) == 3
 
 
-def engines_of_this_process() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+RUN_THAT_IS_KILLED = """
+import sys
+from pathlib import Path
+from rlmt.sampler import Sampling, generate
+from rlmt import chat
+
+folder, log = sys.argv[1:]
+tokenizer = chat.load_tokenizer(folder)
+chat.prepare_tokenizer(tokenizer, "think")
+prompts = [chat.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])] * 20
+for _, sample in generate(folder, prompts, tokenizer, Sampling(0.0, 20), log=Path(log), rollout="vllm"):
+    print(sample.ids, flush=True)
+    input()
+"""
 
 
-def test_two_vllm_engines_give_the_samples_of_one(engines, base, tokenizer, prompts, forked_engines):
-    """Samples more prompts with seeds than fit one batch, 4096 tokens on a CPU, until an engine is killed."""
-    # 70 prompts, 16,800 tokens; each prompt is there seven times
-    long = [(prompt * 9)[:240] for prompt in prompts] * 7
-    seeds = list(range(len(long)))
-    one = engines["tied"]
-    one.sync(policy.Policy(base, 1.0))
-    one.ends = rollout.ends_of(tokenizer)
-    others = set(engines_of_this_process())  # what other tests have left
-    gpus = vllm_engine.gpu_groups(at_most=2)
-    two = Sampler(BASE, tokenizer, Sampling(1.0, 12), use_vllm=True, max_length=256, gpus=gpus)
-
-    for temperature, done in ((1.0, set(range(0, len(long), 3))), (0.0, set())):
-        one.sampling = two.sampling = Sampling(temperature, 12)
-        everything = dict(one.sample(long, seeds))
-        assert everything.keys() == set(range(len(long)))
-        rest = dict(two.sample(long, seeds, done))
-        assert {place: sample.ids for place, sample in rest.items()} == {
-            place: sample.ids for place, sample in everything.items() if place not in done
-        }
-        n_different = 1 if temperature == 0 else 4  # of seven seeds
-        for place in range(10):
-            copies = {tuple(everything[other].ids) for other in range(place, len(long), 10)}
-            assert len(copies) >= n_different
-    assert dict(two.sample(long[:1], [0])).keys() == {0}  # nothing is left for the second engine
-
-    engine, _ = two.backend.processes.values()
-    two.sampling = Sampling(1.0, 200)
-    samples = two.sample([prompt[:50] for prompt in long])
-    next(samples)
-    os.kill(engine.pid, signal.SIGKILL)
-    killed = time.monotonic()
-    for sampling in (samples, two.sample(long)):  # at work, and when the next prompts come
-        with pytest.raises(RuntimeError, match="vLLM's engine process died .1 of 2, exit code -9"):
-            list(sampling)
-    assert set(engines_of_this_process()) - others
-    two.close()
-    assert time.monotonic() - killed < 10
-    assert not set(engines_of_this_process()) - others
-
-
-def test_two_processes_share_the_weights_and_say_what_transformers_says(
-    base, tokenizer, prompts, monkeypatch
-):
-    """Tensor parallelism: gloo does on a CPU what NCCL does among GPUs. The engine is spawned, not forked."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # by default each process wants a NUMA node
-    sampler = Sampler(
-        BASE,
-        tokenizer,
-        Sampling(0.0, 20),
-        use_vllm=True,
-        max_length=256,
-        gpus=vllm_engine.gpu_groups(tensor_parallel=2),
-    )
-    [engine] = sampler.backend.processes.values()
-    workers = psutil.Process(engine.pid).children()
-    assert len(workers) == 2
-    found = {place: sample.ids for place, sample in sampler.sample(prompts)}
-    sampler.close()
-    assert not any(worker.is_running() for worker in workers)
+def test_a_killed_server_ends_the_run_in_one_line(base, tokenizer, tmp_path):
+    words = [sys.executable, "-c", RUN_THAT_IS_KILLED, BASE, str(tmp_path / "log")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    run = subprocess.Popen(words, **pipes, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+    first = run.stdout.readline()
+    prompt = templates.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])
     ends = rollout.ends_of(tokenizer)
-    for place, prompt in enumerate(prompts):
-        expected, _ = cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)
-        assert found[place] == expected
+    assert json.loads(first) == cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)[0]
+
+    processes = psutil.Process(run.pid).children(recursive=True)
+    [server] = [process for process in processes if "api_server" in " ".join(process.cmdline())]
+    assert len(processes) > 3
+    server.kill()
+    assert run.wait(timeout=10) == 2
+    error = run.stderr.read().rpartition("\r")[2]
+    assert error.count("error: ") == 1 and "exit code -9" in error and "Traceback" not in error, error
+    assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
-def test_gpus_are_divided_among_engines(monkeypatch, exits):
-    assert len(vllm_engine.gpu_groups()) == len(vllm_engine.gpu_groups(at_most=0)) == 1  # of a CPU
+def test_gpus_are_divided_among_servers(monkeypatch):
+    assert vllm_engine.choose_gpus(1, 0) == (1, [])  # of a CPU
     PartialState()  # it starts on the CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,5")
-    assert vllm_engine.gpu_groups(2, at_most=0) == [["0", "1"], ["2", "3"]]
-    assert vllm_engine.gpu_groups(1, at_most=2) == [["0"], ["1"]]
-    assert "only 5 GPUs are visible" in exits(vllm_engine.gpu_groups, 6)
+    assert vllm_engine.choose_gpus(2, 0) == (2, ["0", "1", "2", "3"])
+    assert vllm_engine.choose_gpus(1, 2) == (2, ["0", "1"])
 
 
 def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
     """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
     drawn = []
     for seed in (20_240_601_001_003, 20_240_601_001_003 - 4712 * 2**32, 5):
-        samples = rollout.generate(saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed)
+        samples = rollout.generate(
+            saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed, log=Path("unused")
+        )
         drawn.append([sample.ids for _, sample in samples])
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -426,7 +419,7 @@ def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
 
 @pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
 def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
-    sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False, dtype=dtype)
+    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(1.0, 8), dtype)
     sampler.check(1, {"sampling/logprob_gap": 0.99 * limit}, [])
     assert not capsys.readouterr().out
     sampler.check(2, {"sampling/logprob_gap": 1.01 * limit}, [])
@@ -434,7 +427,7 @@ def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys)
 
 
 def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
-    sampler = Sampler(None, tokenizer, Sampling(1.0, 8), use_vllm=False)
+    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(1.0, 8))
     for step, gap in enumerate([0.0, 2e-3, 9e-4, 2e-3, 0.0, 2e-3], 1):
         sampler.check(step, {"sampling/logprob_gap": gap}, [])
     assert capsys.readouterr().out.count("a second time in a row ends the run") == 3
@@ -442,7 +435,7 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
         RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nats .* twice in a row"
     ):
         sampler.check(7, {"sampling/logprob_gap": 2e-3}, [])
-    sampler = Sampler(None, tokenizer, Sampling(1.0, 8, top_p=0.9), use_vllm=False)
+    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(1.0, 8, top_p=0.9))
     for step in (1, 2):
         sampler.check(step, {"sampling/logprob_gap": -math.log(0.9)}, [])  # what top-p itself may do
 

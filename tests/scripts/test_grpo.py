@@ -546,8 +546,8 @@ def test_dynamic_sampling_replaces_flat_groups(numbered_prompts, tmp_path):
     tokenizer = chat.load_tokenizer("data/toy/base")
     templates.prepare_tokenizer(tokenizer, "plain")
     kept, _ = rows.load_prompts(str(numbered_prompts), tokenizer, 256)
-    sampling = rollout.Sampling(1.0, 4)
-    sampler = rollout.Sampler("data/toy/base", tokenizer, sampling, use_vllm=False)
+    base = AutoModelForCausalLM.from_pretrained("data/toy/base")
+    sampler = rollout.Sampler(rollout.Transformers(tokenizer, base), tokenizer, rollout.Sampling(1.0, 4))
     scorer = Scorer(args, tokenizer, tmp_path, accelerator)
 
     chosen = rlmt_run.rows_of_step(kept, 1, 6, args.seed)

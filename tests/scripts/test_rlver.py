@@ -165,7 +165,7 @@ def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer
     setting = train_rlver.simulator_setting(args)
     users = [new_user(toy_tokenizer, profile, setting) for profile in toy_users.profiles(16, 0, "train")]
     model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
-    sampler = rollout.Sampler(None, toy_tokenizer, rollout.Sampling(0.7, 48), use_vllm=False)
+    sampler = rollout.Sampler(rollout.Transformers(toy_tokenizer), toy_tokenizer, rollout.Sampling(0.7, 48))
     sampler.sync(policy.Policy(model, 0.7))
     torch.manual_seed(0)
     found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
@@ -258,13 +258,6 @@ def test_a_server_that_fails_is_no_failure_of_the_policy(toy_tokenizer):
 
     conversations[3].dialogue["error"] = "HTTP 400: content filter"
     assert [talk.row()["error"] for talk in conversations] == ["", "", "", "HTTP 400: content filter", ""]
-
-
-def test_training_waits_for_the_simulator_as_the_evaluation_does(tmp_path):
-    """2,048 tokens at the slowest, 5 a second."""
-    args = train_rlver.Args(simulator="m", simulator_url="http://localhost:1/v1", concurrency=128)
-    simulator = train_rlver.load_simulator(args, tmp_path, SimpleNamespace(num_processes=1, process_index=0))
-    assert (simulator.timeout, simulator.concurrency) == (2048 / 5, 128)
 
 
 def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
@@ -541,5 +534,5 @@ def test_a_simulator_is_asked_its_first_request_before_a_model_is_loaded(users, 
     server.behave = lambda text, n: (401, {"error": {"message": "no"}})
     done = here("train_rlver.py", *at_server)
     assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
-    assert "--key-env 127.0.0.1:" in done.stderr
+    assert "--key-env" in done.stderr
     assert not (tmp_path / "run").exists()
