@@ -188,7 +188,7 @@ def test_words_are_names_weights_and_gates(own):
         (["math:1"], ["code.partial=true"], "with one of math.value, math.no_eos"),
         (["math:1"], ["math.rows=1"], "write NAME.OPTION=VALUE"),
         (["math:1"], ["math.value=ten"], "'ten' is no number, true or false"),
-        (["code:1"], ["code.workers=2.5"], "must be of type int"),
+        (["overlong:1"], ["overlong.buffer=2.5"], "must be of type int"),
     ],
 )
 def test_wrong_words_are_one_clear_error(words, options, message, own, exits):
