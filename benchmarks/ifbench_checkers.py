@@ -8,7 +8,7 @@ none may raise.
 import re
 import string
 from collections import Counter
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 
 import emoji
 import nltk
@@ -89,13 +89,11 @@ def count_pronouns(text: str, N: float) -> bool:
 
 
 def count_punctuation(text: str) -> bool:
-    if "?!" not in text and "!?" not in text and "‽" not in text:
-        return False
-    interrobang = "!?"
-    if "?!" in text:
-        interrobang = "?!"
-    rest = text.replace(interrobang, "", 1)  # its two marks do not count as ? and !
-    return set(".,!?;:") <= set(rest)
+    rest = text.replace("?!", "", 1)  # the two marks of an interrobang do not count as ? and !
+    if rest == text:
+        rest = text.replace("!?", "", 1)
+    has_interrobang = rest != text or "‽" in text
+    return has_interrobang and set(".,!?;:") <= set(rest)
 
 
 def count_unique_word_count(text: str, N: float) -> bool:
@@ -423,12 +421,8 @@ def sentence_alliteration_increment(text: str) -> bool:
         first_letters = ""
         for word in sentence.lower().split():
             first_letters += word.lstrip(EDGES)[:1]
-        n_alliterating = 0
-        for _, same_letters in groupby(first_letters):
-            n_words = len(list(same_letters))
-            if n_words > 1:
-                n_alliterating += n_words
-        counts.append(n_alliterating)
+        alone = re.sub(r"(.)\1+", "", first_letters, flags=re.DOTALL)
+        counts.append(len(first_letters) - len(alone))
     return is_increasing(counts)
 
 
@@ -486,11 +480,8 @@ def words_odd_even_syllables(text: str) -> bool:
 
 
 def words_palindrome(text: str) -> bool:
-    n_palindromes = 0  # the same one ten times is ten
-    for word in bare_words(text.lower()):
-        if len(word) >= 5 and word == word[::-1]:
-            n_palindromes += 1
-    return n_palindromes >= 10
+    palindromes = [word for word in bare_words(text.lower()) if len(word) >= 5 and word == word[::-1]]
+    return len(palindromes) >= 10  # the same one ten times is ten
 
 
 def words_paragraph_last_first(text: str) -> bool:

@@ -201,10 +201,7 @@ def math_answer(
         value, no_eos: see shared.verified_values.
         seconds: CPU time of one comparison.
     """
-    answers = []
-    for row in rows:
-        truth = _truth(row)
-        answers.append((truth, final_answer(row["response"])))
+    answers = [(_truth(row), final_answer(row["response"])) for row in rows]
     unclear = []
     for truth, answer in dict.fromkeys(answers):
         if truth and answer and truth != answer and not _is_unsolved(truth, answer):
@@ -249,7 +246,6 @@ def code(
     value: float = 1.0,
     no_eos: float | None = None,
     timeout: float = 10.0,
-    workers: int = os.cpu_count() or 1,
 ) -> Values:
     """Returns `value` where the program in the response passes all `tests`, else 0.
 
@@ -264,13 +260,12 @@ def code(
         partial: return `value` times the share of the tests that pass.
         value, no_eos: see shared.verified_values.
         timeout: wall time of all tests of a row, in seconds; twice that with `partial`.
-        workers: programs that run at the same time.
     """
     # A policy that has settled writes the same program again and again: equal responses to equal tests are
     # run once.
     keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]
     different = dict(zip(keys, rows))
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         run_one = functools.partial(_share_passed, timeout=timeout, partial=partial)
         shares = dict(zip(different, pool.map(run_one, different.values())))
 
