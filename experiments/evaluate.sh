@@ -4,8 +4,8 @@
 #   NAME       name of the run; a benchmark's results go to $RESULTS/NAME--BENCHMARK
 #   BENCHMARK  which ones; without any, the seven of table 1
 #
-# Where vLLM samples, one server loads the folder MODEL for all benchmarks and ends with this script; a hub name is loaded by
-# each of them.
+# Where vLLM samples, one server loads the folder MODEL for all benchmarks and ends with this script. A hub name, or the model
+# of a run with a local judge, is loaded by each of them.
 #
 # A benchmark that is finished is skipped, also with other flags or TEMPLATES; an interrupted one goes on. data/README.md says
 # how the files in data/ are made.
@@ -25,7 +25,7 @@ set -euo pipefail
 start_server() {
   mkdir -p "$RESULTS"
   exec 3< <(exec python -m rlmt.vllm --model "$model" --log "$RESULTS/$name--vllm.log" $MODEL_FLAGS)
-  trap "kill $! 2> /dev/null || true" EXIT
+  trap "kill $! 2> /dev/null && wait $! || true" EXIT # the next row needs its memory
   read -r url <&3
   if [ -n "$url" ]; then
     server=(--model-url "$url")
@@ -46,7 +46,8 @@ for benchmark in "$@"; do
     echo "$out is complete; delete it to evaluate anew" >&2
     continue
   fi
-  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ]; then
+  # a local judge needs the memory of the model
+  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ $JUDGE_FLAGS != *local:* ]]; then
     start_server
   fi
   wildbench="eval_wildbench.py --mode reward --orders random --temperatures 0.7"
