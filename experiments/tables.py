@@ -17,19 +17,20 @@ from benchmarks.scoring import INDEX_COLUMNS, bootstrap
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
-BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric, factor to the paper's scale)
-    "WB": ("wildbench", "wb_reward", 1),
-    "AE2": ("alpacaeval2", "lc_win_rate_paper", 1),
-    "AH2": ("arenahard2", "score_paper", 1),
-    "CWv3": ("creativewriting3", "overall_paper", 1),
-    "PopQA": ("popqa", "accuracy_paper", 100),
-    "IFBench": ("ifbench", "prompt_strict", 100),
-    "MMLU_Redux": ("mmlu_redux", "accuracy", 100),
-    "IFEval": ("ifeval", "prompt_strict", 100),
-    "WB_G": ("wildbench-g", "wb_reward", 1),
-    "MATH500": ("math500", "accuracy", 100),
-    "ZebraLogic": ("zebralogic", "accuracy", 100),
+BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric)
+    "WB": ("wildbench", "wb_reward"),
+    "AE2": ("alpacaeval2", "lc_win_rate_paper"),
+    "AH2": ("arenahard2", "score_paper"),
+    "CWv3": ("creativewriting3", "overall_paper"),
+    "PopQA": ("popqa", "accuracy_paper"),
+    "IFBench": ("ifbench", "prompt_strict"),
+    "MMLU_Redux": ("mmlu_redux", "accuracy"),
+    "IFEval": ("ifeval", "prompt_strict"),
+    "WB_G": ("wildbench-g", "wb_reward"),
+    "MATH500": ("math500", "accuracy"),
+    "ZebraLogic": ("zebralogic", "accuracy"),
 }
+PERCENT = ("PopQA", "IFBench", "MMLU_Redux", "IFEval", "MATH500", "ZebraLogic")  # ours are shares
 AVERAGES = {  # the paper's column: the columns whose mean it is
     "Avg_Chat": ("WB", "AE2", "AH2"),
     "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
@@ -61,11 +62,8 @@ TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
 # of a table as csv
 NUMBERS = "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference status wording".split()
-MEASURE = [
-    "benchmark",
-    "metric",
-    "temperature",
-]  # what a line of runs.csv and of a run's task_means.csv is about
+SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
+MEASURE = ["benchmark", "metric", "temperature"]  # what a line of runs.csv and of a run's task_means.csv is about
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
@@ -96,25 +94,25 @@ def read_index(folder: Path) -> pd.DataFrame:
     return index.drop_duplicates(["run", *MEASURE], keep="last")
 
 
-def select(of_row: pd.DataFrame, table: str, column: str) -> tuple[pd.DataFrame, float]:
-    """Returns the lines of a row that a column shows, one a seed, and the factor to the table's scale."""
+def select(of_row: pd.DataFrame, table: str, column: str) -> pd.DataFrame:
+    """Returns the lines of a row that a column shows, one a seed."""
     if column in AVERAGES:
-        return of_row[:0], 1
+        return of_row[:0]
     if column in BENCHMARKS:
-        evaluation, metric, factor = BENCHMARKS[column]
-        return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)], factor
+        evaluation, metric = BENCHMARKS[column]
+        return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)]
     metric, temperature, tasks = TOY_TABLES.get(table, OWN_COLUMNS)[column]
     lines = of_row[(of_row["metric"] == metric) & (of_row["temperature"] == temperature)]
     if tasks:
         lines = lines[lines["benchmark"].isin(tasks)]
-    return lines.drop_duplicates("seed"), 1  # format_ok has a line for each of two users
+    return lines.drop_duplicates("seed")  # format_ok has a line for each of two users
 
 
-def summarize_seeds(lines: pd.DataFrame, factor: float) -> dict:
+def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t, if there are several.
-    Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
+    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one seed. Exits
+    with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
     if lines.empty:
         return {"seeds": 0, "status": "not yet run"}
@@ -127,29 +125,21 @@ def summarize_seeds(lines: pd.DataFrame, factor: float) -> dict:
     if values["seed"].duplicated().any():
         fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
-    first = values.iloc[0]
-    mean = values["value"].mean()
     seeds = len(values)
-    cell = {
-        "ours": factor * mean,
-        "low": factor * first["low"],
-        "high": factor * first["high"],
-        "n": first["n"],  # that of each seed, as tasks are part of the fingerprint
+    mean = values["value"].mean()
+    half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
+    cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
+    if seeds > 1:
+        cell["low"], cell["high"] = interval_over_tasks(values)
+    return cell | {
+        "ours": mean,
+        "seed_low": mean - half,
+        "seed_high": mean + half,
         "n_invalid": values["n_invalid"].sum(),
-        "task": first["benchmark"],
-        "fingerprint": first["fingerprint"],
-        "folder": first["folder"],
+        "task": cell["benchmark"],
         "seeds": seeds,
         "status": "measured",
     }
-    if seeds > 1:
-        low, high = interval_over_tasks(values)
-        half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
-        cell["low"] = factor * low
-        cell["high"] = factor * high
-        cell["seed_low"] = factor * (mean - half)
-        cell["seed_high"] = factor * (mean + half)
-    return cell
 
 
 def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
@@ -178,57 +168,53 @@ def printed_numbers() -> pd.DataFrame:
 
     `row` is the row's name in experiments/table*.sh, "" for models of others that cannot be had.
     """
-    return pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
+    numbers = pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
+    return numbers.rename(columns={"value": "paper"})
 
 
-def printed_cells(table: str, row: str) -> pd.DataFrame:
-    """Returns what a table prints of a row; of a row as released, what it prints of the row that it repeats."""
-    printed = printed_numbers()
-    return printed[(printed["table"] == table) & (printed["row"] == row.removesuffix(AS_RELEASED))]
-
-
-def list_cells(table: str, rows: list[str], columns: list[str]) -> pd.DataFrame:
+def list_cells(table: str, rows: list[str], columns: list[str]) -> list[dict]:
     """Lists the cells of a table: rows as released, what the paper prints, rows of the user's own.
 
-    The latter have the columns that the paper prints in this table, else `columns`.
+    A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that the
+    paper prints in this table, else `columns`.
     """
     printed = printed_numbers()
     printed = printed[printed["table"] == table]
+    columns = list(printed["benchmark"].unique()) or columns
     as_released = []
     own = []
     for row in rows:
-        cells = printed_cells(table, row)
+        cells = printed[printed["row"] == row.removesuffix(AS_RELEASED)]
         if cells.empty:
-            benchmarks = list(printed["benchmark"].unique()) or columns
-            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": benchmarks}))
+            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": columns}))
         elif row.endswith(AS_RELEASED):
             as_released.append(cells.assign(row=row, section="as released"))
-    return pd.concat([*as_released, printed, *own])
+    return pd.concat([*as_released, printed, *own]).to_dict("records")
 
 
 def build_table(table: str, rows: list[str], index: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column."""
     lines_of = dict(list(index.groupby("row")))
     lines = []
-    for cell in list_cells(table, rows, columns).itertuples():
-        values, factor = select(lines_of.get(cell.row, index[:0]), table, cell.benchmark)
-        line = {"table": table, "row": cell.row, "section": cell.section, "benchmark": cell.benchmark}
-        line |= {"paper": cell.value} | summarize_seeds(values, factor)
-        if not cell.row:
-            line["row"] = f"{cell.model_name or cell.backbone} ({cell.training})"
+    for cell in list_cells(table, rows, columns):
+        of_row = lines_of.get(cell["row"], index[:0])
+        line = summarize_seeds(select(of_row, table, cell["benchmark"])) | cell | {"table": table}
+        if not cell["row"]:
+            line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
             line["status"] = "model of others"
-        if cell.benchmark in JUDGED and line["seeds"]:
+        if cell["benchmark"] in JUDGED and line["seeds"]:
             line["wording"] = wording_of(line["folder"])
         lines.append(line)
     numbers = pd.DataFrame(lines, columns=[*NUMBERS, "task", "fingerprint"])
+    numbers.loc[numbers["benchmark"].isin(PERCENT), SCALED] *= 100
 
     for cell in numbers[numbers["benchmark"].isin(AVERAGES)].itertuples():
         of_row = numbers[numbers["row"] == cell.row]
         parts = of_row[of_row["benchmark"].isin(AVERAGES[cell.benchmark])]
-        if parts["seeds"].nunique() == 1 and parts["seeds"].min() > 0:
-            numbers.loc[cell.Index, "ours"] = parts["ours"].mean()
-            numbers.loc[cell.Index, "seeds"] = parts["seeds"].min()
-            numbers.loc[cell.Index, "status"] = "measured"
+        seeds = parts["seeds"].min()
+        if seeds and seeds == parts["seeds"].max():
+            average = [parts["ours"].mean(), seeds, "measured"]
+            numbers.loc[cell.Index, ["ours", "seeds", "status"]] = average
     numbers["difference"] = numbers["ours"] - numbers["paper"]
     return numbers
 
@@ -286,8 +272,7 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
     measured = numbers[numbers["status"] != "not yet run"]
     columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
     texts = []
-    for columns in columns_of_row.unique():
-        part = measured[measured["row"].map(columns_of_row) == columns]
+    for _, part in measured.groupby(measured["row"].map(columns_of_row), sort=False):
         cells = write_cells(part, digits=3, alone=".3g")
         cells.insert(0, "seeds", part.groupby("row")["seeds"].max().astype(str))
         texts.append(markdown_table(cells.reset_index()))
@@ -350,22 +335,22 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     for table, blocks in rows.items():
         first = next(iter(blocks.values()))
         index = read(results / first.folder)
+        name = table
+        if table.isdecimal():
+            name = f"table{table}"
         if first.evaluations == ["gold"]:
-            name = table
             numbers = build_table(table, list(blocks), index, list(TOY_TABLES.get(table, OWN_COLUMNS)))
             markdown = toy_markdown(numbers)
             notes = [VARIANCE]
             shown = numbers[NUMBERS].drop(columns=["section", "paper", "difference", "wording"])
-            shown = shown.replace({"status": {"measured": "toy"}}).round(4)
+            shown = shown.replace("measured", "toy").round(4)
         else:
-            name = f"table{table}"
             numbers = build_table(table, list(blocks), index, list(BENCHMARKS))
             markdown = paper_markdown(numbers)
-            notes = [PRINTED, VARIANCE]
+            notes = [PRINTED, VARIANCE, *wordings(numbers)]
             shown = numbers[NUMBERS]
             if numbers["benchmark"].isin(AVERAGES).any():
-                notes.append(AVERAGED)
-            notes += wordings(numbers)
+                notes.insert(2, AVERAGED)
 
         if numbers["n"].notna().any():
             notes.append(counts(numbers))
