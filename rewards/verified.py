@@ -27,7 +27,7 @@ NUMBER = re.compile(
     r"(?:(?<![\w)])-)?"  # a minus, but not that of 16-3
     r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"  # 1,000, but 1,2 are two numbers
-    r"(?:(?:e| ?(?:\\times|\\cdot|[x*]) ?10\^)\{?[-+]?\d+\}?|\^\{?-?\d+\}?)?"  # 1.5e3, 3 x 10^5
+    r"(?:(?:e| ?(?:\\times|\\cdot|[x*×·]) ?10\^)\{?[-+]?\d+\}?|\^\{?-?\d+\}?)?"  # 1.5e3, 3 x 10^5
     r"(?: ?/ ?\d+| \d+/\d+|%)?"  # the second is that of a mixed number
 )
 # Each part excludes what begins the next, so that no text takes a time that grows with the square of its length.

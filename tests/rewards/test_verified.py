@@ -352,6 +352,7 @@ def test_known_limits_of_equality():
         ("it fell by -2 1/2", "-2\\frac{1}{2}"),
         ("3 / 4", "3/4"),
         ("about 3 x 10^5 of them", "3\\times 10^{5}"),
+        ("about 3 × 10^5 of them", "3 \\cdot  10^5"),
         ("1.5e3", "1.5\\times 10^{3}"),
         ("6.02e+23", "6.02\\times 10^{23}"),
         ("2 * 10^{-3}", "2\\times 10^{-3}"),
