@@ -59,6 +59,7 @@ from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
+from rewards import sandbox
 from utils import fail
 
 
@@ -79,6 +80,8 @@ class Args(JudgeFlags, AnswerFlags):
     """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
+    unsafe_code: bool = False
+    """Run programs without bubblewrap, which is not on every machine: they can read your files and use the network."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
     """Stored responses, annotations or judge texts, in place of a model. Their numbers, and under `rows` the result of
     every row, go into the file --out; empty: the numbers are only printed."""
@@ -283,6 +286,8 @@ def score_stored(args: Args) -> None:
 
 def main(args: Args) -> None:
     shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
+    if args.name == "humaneval":
+        sandbox.check(args.unsafe_code)
     if args.from_:
         score_stored(args)
         return

@@ -48,6 +48,7 @@ simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.js
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -396,12 +397,9 @@ def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list
     shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
     scores = or_fail(sentient.score, dialogues, args.seed)
     withhold(scores, ["mean_emotion"], args.max_invalid)
-    warnings = []
     for dialogue in dialogues:
         if "error" in dialogue:
-            reason = f"{dialogue['ended']}, {dialogue['error']}"
-            warnings.append(f"WARNING: dialogue {dialogue['id']} has no score: {reason}")
-    shared.print_first(warnings)
+            print(f"WARNING: dialogue {dialogue['id']} has no score: {dialogue['error']}", file=sys.stderr)
     return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
 
 
@@ -425,14 +423,10 @@ def main(args: Args) -> None:
     for role, (name, _) in simulators(args).items():
         cost = "no calls"
         if ".py:" not in name:
-            cost = simulated_user.estimate(profiles, args.setting(), len(profiles), args.price)
+            cost = simulated_user.estimate(args.setting(), len(profiles), args.price)
         print(f"{role} {name}: {cost}")
     if args.judge:
-        calls = "no calls"
-        if ".py:" not in args.judge:
-            n_calls = 2 * len(profiles) * len(simulators(args))
-            calls = f"at most {n_calls} calls if every reply can be read"
-        print(f"judge {args.judge}: {calls}")
+        print(f"judge {args.judge}: twice about each of {len(profiles) * len(simulators(args))} dialogues")
     start = check_run(args, "eval_sentient", args.model, args.setting())
     try_endpoints(args, profiles[0], start.run)
     if args.dry_run:

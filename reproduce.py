@@ -26,19 +26,17 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import tyro
 
 from experiments import tables
-from rlmt.endpoint import Endpoint, try_endpoint
 from utils import fail
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
-SEVEN = (
-    "wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux".split()
-)  # evaluate.sh's without names
+# evaluate.sh's without names
+SEVEN = "wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux".split()
+QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}
 
 
 @dataclass
@@ -63,27 +61,12 @@ class Args:
     """Train with the values of the paper's released code, where they differ from the paper's."""
     results: Path = Path("results")
     """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judges; empty: OPENAI_BASE_URL, else the official one."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
-    budget: float = 0.0
-    """US dollars that the judge may cost in each evaluation; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that a judge reads and writes; name the dearest judge's."""
+    judge_flags: str = ""
+    """How the judges are asked, as one text: flags of the evaluations, such as "--judge-url URL --budget 20 --price 2.5 10".
+    The budget is that of each evaluation; the price is the dearest judge's."""
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
     out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
-
-
-# what a judge is tried with; the evaluations ask for a JSON object in the same way
-FIRST_QUESTION = {
-    "messages": [{"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}],
-    "temperature": 0.0,
-    "max_tokens": 1024,
-    "response_format": {"type": "json_object"},
-}
 
 
 # --- 1. lines of experiments/*.sh
@@ -103,10 +86,8 @@ class Block:
 
     name: str
     """table1/ROW, ..., toy/ROW or rewards/ROW of an evaluation; without a slash for the others."""
-    settings: str
-    """The lines before the first row, stage or preparation of its file."""
-    text: str
-    """Its line, which trains or evaluates as ONLY says."""
+    script: str
+    """The lines before the first row, stage or preparation of its file, and its own, with ONLY=train or evaluate."""
     needs: tuple[str, ...] = ()
     is_preparation: bool = False
     """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs whenever a
@@ -125,24 +106,17 @@ class Block:
     @property
     def folder(self) -> str:
         """Returns the folder in results/ that its file names for its runs; "" for results/ itself."""
-        named = re.search(r"RESULTS:=results/([\w.-]+)", self.settings)
-        return named[1] if named else ""
+        return "".join(re.findall(r"RESULTS:=results/([\w.-]+)", self.script))
 
     @property
     def evaluations(self) -> list[str]:
         """Lists the evaluations whose folders its line leaves: those of evaluate.sh, or `gold` by a command of its own."""
-        if "EVALUATE" in self.settings:
+        if "EVALUATE" in self.script:
             return ["gold"]
-        named = re.search(r'^BENCHMARKS="(.*)"', self.settings, re.MULTILINE)
-        return named[1].split() if named else SEVEN
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """Returns the folder of the published checkpoint that a row as released evaluates; None for others."""
-        if not self.row.endswith(tables.AS_RELEASED):
-            return None
-        folder = os.environ.get("CHECKPOINTS", "checkpoints")
-        return HERE / folder / self.row.removesuffix(tables.AS_RELEASED)
+        named = re.findall(r'^BENCHMARKS="(.*)"', self.script, re.MULTILINE)
+        if named:
+            return named[0].split()
+        return SEVEN
 
 
 def read_blocks() -> dict[str, Block]:
@@ -160,13 +134,13 @@ def read_blocks() -> dict[str, Block]:
             run = name.rpartition("/")[2]
             needs = tuple(line["before"].split()[1::2])
             if line["kind"] == "prepare":
-                found.append(Block(name, settings, line[0], needs, is_preparation=True))
+                found.append(Block(name, settings + line[0], needs, is_preparation=True))
                 continue
             if line["command"]:
-                found.append(Block(run, settings, f"ONLY=train {line[0]}", needs))
+                found.append(Block(run, f"{settings}ONLY=train {line[0]}", needs))
                 needs = (run,)
             if line["kind"] == "row":
-                found.append(Block(name, settings, f"ONLY=evaluate {line[0]}", needs))
+                found.append(Block(name, f"{settings}ONLY=evaluate {line[0]}", needs))
 
     blocks = {}
     for block in found:
@@ -213,39 +187,23 @@ def status(root: Path, block: Block, seed: int) -> str:
 # --- 3. what is to be run
 
 
-class Job(NamedTuple):
-    block: str
-    seed: int
+Job = tuple[Block, int]  # a block, and the seed with which it runs
 
 
-def job_of(block: Block, seed: int) -> Job:
-    """Names a block's job for a seed; a preparation has one for all seeds."""
-    return Job(block.name, 0 if block.is_preparation else seed)
+def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None) -> list[Job]:
+    """Lists the jobs of a block that is not done in `root`: those of what it needs, each after its needs, and its own.
 
-
-def all_needs(block: Block, blocks: dict[str, Block]) -> list[Block]:
-    """Lists the blocks that a block needs, and what those need, each after its needs."""
-    found = []
-    for name in block.needs:
-        found += all_needs(blocks[name], blocks)
-        found.append(blocks[name])
-    return found
-
-
-def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path) -> list[Job]:
-    """Lists the jobs of an unfinished block: those of what it needs that is not done, each after its needs, and its own.
-
-    Preparations are among them even if what needs them is done: the data that it read is read again.
+    Without a root all are listed, done or not; some may be there twice.
     """
     jobs = []
-    unfinished = {block.name}
-    for need in reversed([*all_needs(block, blocks), block]):
-        if need.name in unfinished:
-            jobs.append(job_of(need, seed))
-            unfinished.update(name for name in need.needs if status(root, blocks[name], seed) != "done")
-        elif need.is_preparation:
-            jobs.append(job_of(need, seed))
-    return jobs[::-1]
+    for name in block.needs:
+        jobs += jobs_of(blocks[name], seed, blocks, root)
+    if root and status(root, block, seed) == "done":
+        # the data that it read are read again
+        return [job for job in jobs if job[0].is_preparation]
+    if block.is_preparation:
+        seed = 0  # one for all seeds
+    return [*jobs, (block, seed)]
 
 
 def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
@@ -260,75 +218,11 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
     return list(jobs)
 
 
-def commands_of(block: Block, variables: dict[str, str]) -> list[list[str]]:
-    """Lists the commands of a block, as bash expands them."""
-    shown = subprocess.run(
-        ["bash", "-c", block.settings + block.text],
-        cwd=HERE,
-        env=os.environ | variables | {"SHOW": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [shlex.split(line) for line in shown.stdout.splitlines()]
-
-
-def data_of(words: list[str]) -> set[str]:
-    """Returns the paths in data/ that a command reads: those that it names and, of a training, the defaults of the others."""
-    paths = {word for word in words if word.startswith("data/")}
-    for script in words:
-        if script.startswith("train_") and "toy" not in words:
-            defaults = importlib.import_module(script.removesuffix(".py")).Args()
-            for field in ("traces", "prompts"):
-                if f"--{field}" not in words:
-                    paths.add(getattr(defaults, field, ""))
-    # what is in data/toy the jobs themselves make
-    return {path for path in paths if path.startswith("data/") and not path.startswith("data/toy/")}
-
-
-def check_inputs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> list[Endpoint]:
-    """Returns the judges that the jobs ask; exits with 2 if a key for them or data for a row is missing."""
-    evaluate = (HERE / "experiments" / "evaluate.sh").read_text()
-    paths = set()
-    lines = ""
-    for job in jobs:
-        block = blocks[job.block]
-        if block.checkpoint:
-            paths.add(str(block.checkpoint))
-        for words in commands_of(block, variables_of(args, root, job.seed)):
-            paths |= data_of(words)
-            if "experiments/evaluate.sh" in words:
-                for evaluation in block.evaluations:
-                    lines += re.search(rf"^ *{evaluation}\) python .*", evaluate, re.MULTILINE)[0]
-    paths.update(re.findall(r" (data/[\w.]+)", lines))
-
-    missing = sorted(path for path in paths if not (HERE / path).exists())
-    if missing:
-        fail(
-            f"{', '.join(missing)}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are"
-        )
-    judges = []
-    for variable, name in re.findall(r'^ *(\w+)="--judge (\S+)', evaluate, re.MULTILINE):
-        if f"${variable}" in lines:
-            judges.append(Endpoint(name, root / "judge.jsonl", args.judge_url, key_env=args.key_env))
-    return judges
-
-
-# --- 4. running
-
-
 def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     """Returns the variables that experiments/*.sh read."""
     variables = {"SEED": str(seed), "RESULTS": str(root)}
-    judge_flags = []
-    if args.judge_url:
-        judge_flags += ["--judge-url", args.judge_url]
-    if args.key_env:
-        judge_flags += ["--key-env", *args.key_env]
-    if any(args.price):
-        judge_flags += ["--budget", str(args.budget), "--price", *map(str, args.price)]
-    if judge_flags:
-        variables["JUDGE_FLAGS"] = " ".join(judge_flags)
+    if args.judge_flags:
+        variables["JUDGE_FLAGS"] = args.judge_flags
     if args.templates:
         variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
@@ -336,16 +230,67 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     return variables
 
 
+def commands_of(script: str, variables: dict[str, str]) -> list[list[str]]:
+    """Lists the commands of a block's script, or of a call of evaluate.sh, as bash expands them."""
+    environment = os.environ | variables | {"SHOW": "1"}
+    shown = subprocess.check_output(["bash", "-c", script], cwd=HERE, env=environment, text=True)
+    return [shlex.split(line) for line in shown.splitlines()]
+
+
+def inputs_of(words: list[str]) -> set[str]:
+    """Returns the data and the checkpoint that a command reads: named in its words, or its training script's default."""
+    inputs = set(words)
+    for script in words:
+        if script.startswith("train_") and "toy" not in words:
+            module = importlib.import_module(script.removesuffix(".py"))
+            for field, value in vars(module.Args()).items():
+                if f"--{field}" not in words:
+                    inputs.add(str(value))
+    # the jobs themselves make what is in data/toy
+    return {path for path in inputs if re.match("checkpoints/|data/(?!toy/)", path)}
+
+
+def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
+    """Asks the judges of the jobs, before days of training; exits with 2 if one does not answer, or if data are missing."""
+    # imported here, as --list and --show need no torch
+    from benchmarks.flags import JudgeFlags
+    from benchmarks.shared import judge_endpoint, judge_request
+    from rlmt.endpoint import try_endpoint
+
+    judging = tyro.cli(JudgeFlags, args=args.judge_flags.split())
+    inputs = set()
+    judges = {}
+    for block, seed in jobs:
+        variables = variables_of(args, root, seed)
+        for words in commands_of(block.script, variables):
+            inputs |= inputs_of(words)
+            if "experiments/evaluate.sh" in words:
+                for evaluation in commands_of(shlex.join(words), variables):
+                    inputs |= inputs_of(evaluation)
+                    if "--judge" in evaluation:
+                        judge = evaluation[evaluation.index("--judge") + 1]
+                        judges[judge] = replace(judging, judge=judge)
+
+    missing = sorted(path for path in inputs if not (HERE / path).exists())
+    if missing:
+        names = ", ".join(missing)
+        fail(f"{names}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
+    for flags in judges.values():
+        try_endpoint(judge_endpoint(flags, root), judge_request(flags, [QUESTION]), "the judge")
+
+
+# --- 4. running
+
+
 def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
     """Starts a block in a process group of its own, so that bash and what it runs are stopped together.
 
     The trap makes bash wait for its command on SIGTERM, as a training run first writes a checkpoint.
     """
-    path = (
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # `python` is the one that runs this
-    )
+    # `python` is the one that runs this
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-    command = ["bash", "-c", "trap 'exit 143' TERM\n" + block.settings + block.text]
+    command = ["bash", "-c", "trap 'exit 143' TERM\n" + block.script]
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as file:
         return subprocess.Popen(
@@ -353,17 +298,17 @@ def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Pope
         )
 
 
-def run_jobs(jobs: list[Job], blocks: dict[str, Block], args: Args, root: Path) -> None:
+def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
     """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
     A failure exits with 1; the same command goes on later.
     """
     signal.signal(signal.SIGTERM, stop)
-    for n, job in enumerate(jobs, 1):
-        name = f"{job.block} s{job.seed}"
-        log = root / "logs" / f"{job.block.replace('/', '-')}-s{job.seed}.log"
+    for n, (block, seed) in enumerate(jobs, 1):
+        name = f"{block.name} s{seed}"
+        log = root / "logs" / f"{block.name.replace('/', '-')}-s{seed}.log"
         print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
-        process = start(blocks[job.block], variables_of(args, root, job.seed), log)
+        process = start(block, variables_of(args, root, seed), log)
         try:
             code = process.wait()
         finally:  # also on SIGTERM and Ctrl-C
@@ -394,38 +339,34 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
 
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     """Returns the blocks of --table and --row; of a whole table without the rows whose checkpoint is not here."""
-    if not args.table:
-        fail("nothing to do: --list, --show TABLE/ROW, --tables, or --table with --run")
     if args.table not in rows:
         fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
     if args.row and args.row not in in_table:
         fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
-    if not args.run:
-        fail("--run is missing; --show TABLE/ROW prints the commands of a row")
     if args.row:
         return [in_table[args.row]]
-    kept = [block for block in in_table.values() if not block.checkpoint or block.checkpoint.exists()]
-    n_left_out = len(in_table) - len(kept)
-    if n_left_out:
-        print(
-            f"{n_left_out} rows as released are left out: their checkpoints are not here; see docs/paper.md"
-        )
-    return kept
+    wanted = []
+    for row, block in in_table.items():
+        checkpoint = HERE / "checkpoints" / row.removesuffix(tables.AS_RELEASED)
+        if row.endswith(tables.AS_RELEASED) and not checkpoint.exists():
+            print(f"{row} is left out: no folder {checkpoint}; see docs/paper.md")
+        else:
+            wanted.append(block)
+    return wanted
 
 
 def show(name: str, blocks: dict[str, Block], args: Args) -> None:
     """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it needs."""
     if name not in blocks:
         fail(f"--show {name}: no line of experiments/*.sh has this name; use one of {', '.join(blocks)}")
-    block = blocks[name]
-    root = args.results / block.folder
-    variables = variables_of(args, root, args.seeds[0])
+    seed = args.seeds[0]
+    variables = variables_of(args, args.results / blocks[name].folder, seed)
     print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])
-    for need in dict.fromkeys([*all_needs(block, blocks), block]):
-        commands = commands_of(need, variables)
+    for block, _ in dict.fromkeys(jobs_of(blocks[name], seed, blocks, root=None)):
+        commands = commands_of(block.script, variables)
         if commands:
-            print(f"\n# {need.name}")
+            print(f"\n# {block.name}")
         for words in commands:
             print(shlex.join(words))
 
@@ -436,25 +377,21 @@ def main(args: Args) -> None:
     if args.tables:
         for name, text in tables.render(args.results, rows).items():
             print(f"\n{name}\n\n{text}")
-        return
-    if args.list:
+    elif args.list:
         list_rows(args, rows)
-        return
-    if args.show:
+    elif args.show:
         show(args.show, blocks, args)
-        return
-
-    if args.budget and not any(args.price):
-        fail("--budget needs --price: US dollars for a million tokens read and written")
-    if args.templates and not Path(args.templates).is_dir():
-        fail(f"--templates {args.templates}: no such folder")
-    wanted = wanted_blocks(args, rows)
-    root = args.results / wanted[0].folder
-    jobs = plan(args, wanted, blocks, root)
-    for judge in check_inputs(jobs, blocks, args, root):
-        try_endpoint(judge, FIRST_QUESTION, "the judge")  # before days of training
-    run_jobs(jobs, blocks, args, root)
-    tables.render(args.results, rows)
+    elif args.run:
+        if args.templates and not Path(args.templates).is_dir():
+            fail(f"--templates {args.templates}: no such folder")
+        wanted = wanted_blocks(args, rows)
+        root = args.results / wanted[0].folder
+        jobs = plan(args, wanted, blocks, root)
+        check_inputs(jobs, args, root)
+        run_jobs(jobs, args, root)
+        tables.render(args.results, rows)
+    else:
+        fail("nothing to do: --list, --show TABLE/ROW, --tables, or --run with --table")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,6 @@ from utils import fail
 from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
-from rewards.shaping import pass_at_k
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper and of other papers
@@ -127,6 +126,8 @@ class Args(RLArgs):
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
     See rewards/__init__.py."""
+    unsafe_code: bool = False
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50."""
@@ -225,16 +226,32 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
 
 
 def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor, k: int) -> torch.Tensor:
-    """Returns the advantage (P, G) of each completion by the verifier's verdicts (P*G,), see `shaping.pass_at_k`.
+    """Returns advantages (P, G) that maximise pass@k, the chance that one of k samples is right (2508.10751).
 
-    A completion without a verdict or without a reward counts for nothing in its group, and its advantage is 0.
+    Of the n samples of a group c are right. The chance is rho = 1 - C(n-c, k) / C(n, k), its standard deviation
+    sigma = sqrt(rho (1 - rho)). The advantage of a right sample is (1 - rho) / sigma. That of a wrong one is
+    (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / sigma. All are 0 where sigma is 0. A sample without a verdict (P*G,) or
+    without a reward is not counted and gets 0.
     """
-    counted = []
-    for verdict, reward in zip(verdicts, rewards_P_G.flatten().tolist(), strict=True):
-        counted.append(None if math.isnan(reward) else verdict)
-    advantages = pass_at_k(counted, rewards_P_G.size(1), k)
-    advantages = [0.0 if advantage is None else advantage for advantage in advantages]
-    return torch.tensor(advantages, device=rewards_P_G.device).view_as(rewards_P_G)
+    verdicts = [math.nan if verdict is None else verdict for verdict in verdicts]
+    verdicts_P_G = torch.tensor(verdicts, device=rewards_P_G.device).view_as(rewards_P_G)
+    known = ~(verdicts_P_G.isnan() | rewards_P_G.isnan())
+    wrong = known & (verdicts_P_G < 1)
+    n = known.sum(1, keepdim=True)
+    n_wrong = wrong.sum(1, keepdim=True)
+    rho = 1 - chance_of_wrong(n_wrong, n, k)
+    sigma = (rho * (1 - rho)).sqrt()
+    others_all_wrong = chance_of_wrong(n_wrong - 1, n - 1, k - 1)
+    advantages = (1 - rho - wrong * others_all_wrong) / sigma
+    return torch.where(known & (sigma > 0), advantages, 0.0).float()
+
+
+def chance_of_wrong(n_wrong: torch.Tensor, n: torch.Tensor, k: int) -> torch.Tensor:
+    """Returns C(n_wrong, k) / C(n, k), the chance that k of n samples are all wrong; 0 for k above n_wrong."""
+    chance = torch.ones_like(n, dtype=torch.float64)
+    for i in range(k):
+        chance *= (n_wrong - i).clamp(min=0) / (n - i).clamp(min=1).double()
+    return chance
 
 
 def is_flat(rewards_P_G: torch.Tensor) -> torch.Tensor:

@@ -126,6 +126,8 @@ class Args(RLArgs):
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
     See rewards/__init__.py."""
+    unsafe_code: bool = False
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50."""

@@ -480,9 +480,7 @@ def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accel
     simulator = load_simulator(args, run, accelerator)
     if isinstance(simulator, Endpoint) and accelerator.is_main_process:
         n_conversations = args.steps * args.prompts_per_step * args.group_size
-        print(
-            f"simulator {args.simulator}: {simulated_user.estimate(users, setting, n_conversations, args.price)}"
-        )
+        print(f"simulator {args.simulator}: {simulated_user.estimate(setting, n_conversations, args.price)}")
         dialogue = simulated_user.start_with_answer(users[0], setting)
         request = simulated_user.planner_request(dialogue, setting)
         try_endpoint(simulator, request, "--simulator", args.overwrite)

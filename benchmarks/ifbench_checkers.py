@@ -8,7 +8,7 @@ none may raise.
 import re
 import string
 from collections import Counter
-from itertools import groupby, pairwise
+from itertools import chain, pairwise
 
 import emoji
 import nltk
@@ -18,6 +18,7 @@ from benchmarks.ifbench_text import (
     EDGES,
     bare,
     bare_words,
+    character_trigrams,
     count_end_marks,
     csv_rows,
     has_csv_header,
@@ -55,7 +56,7 @@ LAST_DAYS = {0: 99, 2: 29, 4: 30, 6: 30, 9: 30, 11: 30}  # of months; the others
 # --- 1. count
 
 
-def conjunctions(text: str, small_n: float) -> bool:
+def count_conjunctions(text: str, small_n: float) -> bool:
     found = set()  # as they are written: "and", "And" and "and," are three
     for word in text.split():
         if word.strip(EDGES).lower() in CONJUNCTIONS:
@@ -63,7 +64,7 @@ def conjunctions(text: str, small_n: float) -> bool:
     return len(found) >= small_n
 
 
-def keywords_multiple(
+def count_keywords_multiple(
     text: str, keyword1: str, keyword2: str, keyword3: str, keyword4: str, keyword5: str
 ) -> bool:
     wanted = {1: keyword1, 2: keyword2, 3: keyword3, 5: keyword4, 7: keyword5}
@@ -73,40 +74,38 @@ def keywords_multiple(
     return True
 
 
-def numbers(text: str, N: float) -> bool:
+def count_numbers(text: str, N: float) -> bool:
     return len(re.findall(r"\d+", bare(text))) == N
 
 
-def person_names(text: str, N: float) -> bool:
+def count_person_names(text: str, N: float) -> bool:
     n_found = sum(name in text for name in NAMES)  # inside other words too: Mia in Miami
     return n_found >= N
 
 
-def pronouns(text: str, N: float) -> bool:
+def count_pronouns(text: str, N: float) -> bool:
     words = bare_words(text.replace("/", " ").lower())
     return sum(word in PRONOUNS for word in words) >= N
 
 
-def punctuation(text: str) -> bool:
-    if "?!" not in text and "!?" not in text and "‽" not in text:
-        return False
-    interrobang = "!?"
-    if "?!" in text:
-        interrobang = "?!"
-    rest = text.replace(interrobang, "", 1)  # its two marks do not count as ? and !
-    return set(".,!?;:") <= set(rest)
+def count_punctuation(text: str) -> bool:
+    rest = text.replace("?!", "", 1)  # the two marks of an interrobang do not count as ? and !
+    if rest == text:
+        rest = text.replace("!?", "", 1)
+    has_interrobang = rest != text or "‽" in text
+    return has_interrobang and set(".,!?;:") <= set(rest)
 
 
-def unique_word_count(text: str, N: float) -> bool:
+def count_unique_word_count(text: str, N: float) -> bool:
     words = {word.strip(EDGES) for word in text.lower().split()}  # a lone dash is the word ""
     return len(words) >= N
 
 
-def word_count_range(text: str, min_words: float, max_words: float) -> bool:
+def count_word_count_range(text: str, min_words: float, max_words: float) -> bool:
     return min_words <= len(re.findall(r"\w+", text)) <= max_words
 
 
-def words_japanese(text: str, N: float) -> bool:
+def count_words_japanese(text: str, N: float) -> bool:
     for position, word in enumerate(text.split(), 1):
         word = word.strip(EDGES)
         must_be_japanese = position % N == 0 and word and not word.isdigit()
@@ -118,33 +117,29 @@ def words_japanese(text: str, N: float) -> bool:
 # --- 2. custom
 
 
-def character_reverse(text: str) -> bool:
+def custom_character_reverse(text: str) -> bool:
     return "elgae dlab" in text.lower()
 
 
-def csv_city(text: str) -> bool:
+def custom_csv_city(text: str) -> bool:
     rows = csv_rows(text)
-    if len(rows) != 8 or rows[0] != ["ID", "Country", "City", "Year", "Count"]:
+    if not rows or rows[0] != ["ID", "Country", "City", "Year", "Count"]:
         return False
-    return all(len(row) == 5 for row in rows)
+    return [len(row) for row in rows] == [5] * 8
 
 
-def csv_quotes(text: str) -> bool:
+def custom_csv_quotes(text: str) -> bool:
     if not has_csv_header(text, "\t *", ["StudentID", "Subject", "Grade", "Semester", "Score"]):
         return False
     rows = csv_rows(text.replace('"', '"""'), "\t")  # so that the fields keep their quotes
-    if len(rows) != 4:
+    if [len(row) for row in rows] != [5] * 4:
         return False
-    for row in rows:
-        if len(row) != 5:
-            return False
-        for field in row:
-            if not (field.strip().startswith('"') and field.strip().endswith('"')):
-                return False
-    return True
+    return all(
+        re.fullmatch(r'\s*".*', field, re.DOTALL) and field.rstrip().endswith('"') for field in chain(*rows)
+    )
 
 
-def csv_special_character(text: str) -> bool:
+def custom_csv_special_character(text: str) -> bool:
     rows = csv_rows(text.replace('"', '"""'))
     if len(rows) != 15:
         return False
@@ -158,7 +153,7 @@ def csv_special_character(text: str) -> bool:
     return False
 
 
-def date_format_list(text: str) -> bool:
+def custom_date_format_list(text: str) -> bool:
     for date in text.split(","):
         if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", date.strip()):
             return False
@@ -168,12 +163,12 @@ def date_format_list(text: str) -> bool:
     return True
 
 
-def european_capitals_sort(text: str) -> bool:
+def custom_european_capitals_sort(text: str) -> bool:
     cities = stripped(to_ascii(text).split(","))
     return cities == CAPITALS
 
 
-def mcq_count_length(text: str) -> bool:
+def custom_mcq_count_length(text: str) -> bool:
     if not text.startswith("Question"):
         return False
     questions = stripped(re.split(r"Question \d+[.|):;]?\s*", text))
@@ -196,11 +191,11 @@ def mcq_count_length(text: str) -> bool:
     return is_increasing(lengths)
 
 
-def multiples(text: str) -> bool:
+def custom_multiples(text: str) -> bool:
     return re.findall(r"\d+", text) == ["14", "21", "28", "35", "42", "49"]
 
 
-def reverse_newline(text: str) -> bool:
+def custom_reverse_newline(text: str) -> bool:
     countries = []  # which countries is not looked at
     for line in text.split("\n"):
         line = line.strip(EDGES)
@@ -209,7 +204,7 @@ def reverse_newline(text: str) -> bool:
     return len(countries) >= 52 and countries == sorted(countries, reverse=True)
 
 
-def sentence_alphabet(text: str) -> bool:
+def custom_sentence_alphabet(text: str) -> bool:
     sentences = split_sentences(text)
     if len(sentences) != 26:
         return False
@@ -219,7 +214,7 @@ def sentence_alphabet(text: str) -> bool:
     return True
 
 
-def word_reverse(text: str) -> bool:
+def custom_word_reverse(text: str) -> bool:
     words = bare_words(text.lower())
     return "bald eagle" in " ".join(reversed(words))
 
@@ -227,7 +222,7 @@ def word_reverse(text: str) -> bool:
 # --- 3. format
 
 
-def ends_with_emoji(text: str) -> bool:
+def format_emoji(text: str) -> bool:
     sentences = [bare(sentence).strip() for sentence in split_sentences(text)]
     for sentence, following in pairwise([*sentences, ""]):
         # An emoji and its variation selector are two characters.
@@ -238,7 +233,7 @@ def ends_with_emoji(text: str) -> bool:
     return True
 
 
-def line_indent(text: str) -> bool:
+def format_line_indent(text: str) -> bool:
     lines = text.split("\n")
     for line in lines:  # removes from the list that is walked: of two blank lines in a row one stays
         if not line.strip():
@@ -247,17 +242,17 @@ def line_indent(text: str) -> bool:
     return is_increasing(indents)
 
 
-def list_of_items(text: str, sep: str) -> bool:
+def format_list(text: str, sep: str) -> bool:
     return text.count(sep) >= 2  # anywhere in a line
 
 
-def newline(text: str) -> bool:
+def format_newline(text: str) -> bool:
     lines = bare(text).strip().split("\n")
     n_lines = sum(line != "" for line in lines)
     return n_lines == len(bare_words(text))
 
 
-def no_bullets_bullets(text: str) -> bool:
+def format_no_bullets_bullets(text: str) -> bool:
     n_sentences = 0
     n_bullets = 0
     only_bullets_may_come = False
@@ -277,11 +272,11 @@ def no_bullets_bullets(text: str) -> bool:
     return n_bullets >= 2
 
 
-def no_whitespace(text: str) -> bool:
+def format_no_whitespace(text: str) -> bool:
     return not any(character.isspace() for character in text)
 
 
-def one_of_options(text: str, options: str) -> bool:
+def format_options(text: str, options: str) -> bool:
     separator = ","
     if "/" in options:
         separator = "/"
@@ -296,11 +291,11 @@ def one_of_options(text: str, options: str) -> bool:
     return False
 
 
-def output_template(text: str) -> bool:
+def format_output_template(text: str) -> bool:
     return "My Answer:" in text and "My Conclusion:" in text and "Future Outlook:" in text
 
 
-def parentheses(text: str) -> bool:
+def format_parentheses(text: str) -> bool:
     opened = []
     deepest = 0
     for character in text:
@@ -316,14 +311,14 @@ def parentheses(text: str) -> bool:
     return False
 
 
-def quote_unquote(text: str) -> bool:
+def format_quote_unquote(text: str) -> bool:
     text = text.replace("'\"'", "")  # this names the character and quotes nothing
     text = "".join(text.split())
     end = text.strip(string.digits + string.punctuation.replace('"', ""))
     return '""' not in text and not end.endswith('"')  # curly quotation marks are not looked at
 
 
-def quotes(text: str) -> bool:
+def format_quotes(text: str) -> bool:
     opened = []
     deepest = 0  # of the text so far, not of this quotation
     for character in text:
@@ -337,11 +332,11 @@ def quotes(text: str) -> bool:
     return False
 
 
-def sub_bullets(text: str) -> bool:
+def format_sub_bullets(text: str) -> bool:
     return all("-" in bullet for bullet in text.split("*")[1:])  # true without any bullet
 
 
-def thesis(text: str) -> bool:
+def format_thesis(text: str) -> bool:
     opening = "<i>" if "<i>" in text else "<em>"
     if opening not in text:
         return False
@@ -355,7 +350,7 @@ def thesis(text: str) -> bool:
     return inside.strip() != "" and after.strip() != ""
 
 
-def title_case(text: str) -> bool:
+def format_title_case(text: str) -> bool:
     for word in nltk.word_tokenize(text):
         rest = word[1:]
         starts_small = word[0].isalpha() and word[0].islower()
@@ -367,7 +362,7 @@ def title_case(text: str) -> bool:
 # --- 4. ratio
 
 
-def overlap(text: str, reference_text: str, percentage: float) -> bool:
+def ratio_overlap(text: str, reference_text: str, percentage: float) -> bool:
     trigrams = character_trigrams(text)
     if not trigrams:
         return False
@@ -375,28 +370,24 @@ def overlap(text: str, reference_text: str, percentage: float) -> bool:
     return percentage - 2 <= shared <= percentage + 2
 
 
-def character_trigrams(text: str) -> set[str]:
-    return {text[i : i + 3] for i in range(len(text) - 2)}
-
-
-def sentence_balance(text: str) -> bool:
+def ratio_sentence_balance(text: str) -> bool:
     full_stops, question_marks, exclamation_marks = count_end_marks(text)
     return full_stops == question_marks == exclamation_marks
 
 
-def sentence_type(text: str) -> bool:
+def ratio_sentence_type(text: str) -> bool:
     full_stops, question_marks, _ = count_end_marks(text)
     return full_stops == 2 * question_marks  # true of text without either
 
 
-def sentence_words(text: str) -> bool:
+def ratio_sentence_words(text: str) -> bool:
     lengths = [
         len(sentence) for sentence in split_sentences(text)
     ]  # whether the words differ is not looked at
     return len(lengths) == 3 and lengths[0] == lengths[1] == lengths[2]
 
 
-def few_stop_words(text: str, percentage: float) -> bool:
+def ratio_stop_words(text: str, percentage: float) -> bool:
     words = re.findall(r"\w+", text)
     if not words:
         return False
@@ -407,15 +398,15 @@ def few_stop_words(text: str, percentage: float) -> bool:
 # --- 5. repeat
 
 
-def repeat_change(text: str, prompt_to_repeat: str) -> bool:
+def repeat_repeat_change(text: str, prompt_to_repeat: str) -> bool:
     return text != prompt_to_repeat and text.split()[1:] == prompt_to_repeat.split()[1:]
 
 
-def repeat_simple(text: str) -> bool:
+def repeat_repeat_simple(text: str) -> bool:
     return text.strip().lower() == TO_REPEAT.lower()
 
 
-def repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) -> bool:
+def repeat_repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) -> bool:
     # words n_start to n_end - 1, where the instruction says "and including"
     span = prompt_to_repeat.lower().split()[int(n_start) : int(n_end)]
     return text.lower().split() == span
@@ -424,27 +415,23 @@ def repeat_span(text: str, prompt_to_repeat: str, n_start: float, n_end: float) 
 # --- 6. sentence
 
 
-def alliteration_increment(text: str) -> bool:
+def sentence_alliteration_increment(text: str) -> bool:
     counts = []  # words that share their first letter with a neighbour, by sentence
     for sentence in split_sentences(text):
         first_letters = ""
         for word in sentence.lower().split():
             first_letters += word.lstrip(EDGES)[:1]
-        n_alliterating = 0
-        for _, same_letters in groupby(first_letters):
-            n_words = len(list(same_letters))
-            if n_words > 1:
-                n_alliterating += n_words
-        counts.append(n_alliterating)
+        alone = re.sub(r"(.)\1+", "", first_letters, flags=re.DOTALL)
+        counts.append(len(first_letters) - len(alone))
     return is_increasing(counts)
 
 
-def increment(text: str, small_n: float) -> bool:
+def sentence_increment(text: str, small_n: float) -> bool:
     lengths = [len(bare_words(sentence)) for sentence in split_sentences(text)]
     return all(b == a + small_n for a, b in pairwise(lengths))
 
 
-def keyword_in_sentence(text: str, word: str, N: float) -> bool:
+def sentence_keyword(text: str, word: str, N: float) -> bool:
     sentences = split_sentences(text)
     return len(sentences) >= N and word.lower() in sentences[int(N) - 1].lower()  # inside other words too
 
@@ -452,22 +439,18 @@ def keyword_in_sentence(text: str, word: str, N: float) -> bool:
 # --- 7. words
 
 
-def alphabet(text: str) -> bool:
-    letters = [word[0].lower() for word in bare_words(text)]
-    if not letters or letters[0] not in string.ascii_lowercase:
-        return False
-    start = string.ascii_lowercase.index(letters[0])
-    for number, letter in enumerate(letters):
-        if letter != string.ascii_lowercase[(start + number) % 26]:
-            return False
-    return True
+def words_alphabet(text: str) -> bool:
+    words = bare_words(text.lower())
+    letters = "".join(word[0] for word in words)
+    alphabets = string.ascii_lowercase * (len(letters) // 26 + 2)
+    return letters != "" and letters in alphabets
 
 
-def consonants(text: str) -> bool:
+def words_consonants(text: str) -> bool:
     return all(re.search("[bcdfghjklmnpqrstvwxyz]{2}", word) for word in text.lower().split())
 
 
-def keywords_specific_position(text: str, keyword: str, n: float, m: float) -> bool:
+def words_keywords_specific_position(text: str, keyword: str, n: float, m: float) -> bool:
     sentences = nltk.sent_tokenize(text)  # the other checkers have the sentences of split_sentences
     if len(sentences) < n:
         return False
@@ -478,7 +461,7 @@ def keywords_specific_position(text: str, keyword: str, n: float, m: float) -> b
     return len(words) >= m and words[int(m) - 1] == keyword.strip().lower()
 
 
-def last_first(text: str) -> bool:
+def words_last_first(text: str) -> bool:
     for sentence, following in pairwise(split_sentences(text)):
         last = sentence.lower().rstrip(EDGES).split()[-1:]
         first = following.lower().lstrip(EDGES).split()[:1]
@@ -487,24 +470,21 @@ def last_first(text: str) -> bool:
     return True
 
 
-def no_consecutive(text: str) -> bool:
+def words_no_consecutive(text: str) -> bool:
     return all(a[0] != b[0] for a, b in pairwise(bare_words(text.lower())))
 
 
-def odd_even_syllables(text: str) -> bool:
+def words_odd_even_syllables(text: str) -> bool:
     odd = [syllapy.count(word) % 2 for word in bare_words(text.lower())]
     return all(a != b for a, b in pairwise(odd))
 
 
-def palindrome(text: str) -> bool:
-    n_palindromes = 0  # the same one ten times is ten
-    for word in bare_words(text.lower()):
-        if len(word) >= 5 and word == word[::-1]:
-            n_palindromes += 1
-    return n_palindromes >= 10
+def words_palindrome(text: str) -> bool:
+    palindromes = [word for word in bare_words(text.lower()) if len(word) >= 5 and word == word[::-1]]
+    return len(palindromes) >= 10  # the same one ten times is ten
 
 
-def paragraph_last_first(text: str) -> bool:
+def words_paragraph_last_first(text: str) -> bool:
     for line in text.lower().split("\n"):
         words = line.strip().strip(EDGES).split()
         if words[:1] != words[-1:]:
@@ -512,26 +492,26 @@ def paragraph_last_first(text: str) -> bool:
     return True
 
 
-def prime_lengths(text: str) -> bool:
+def words_prime_lengths(text: str) -> bool:
     return all(len(word) in PRIMES for word in bare_words(text))
 
 
-def repeats(text: str, small_n: float) -> bool:
+def words_repeats(text: str, small_n: float) -> bool:
     counts = Counter(bare_words(text.lower()))
     return all(count <= small_n for count in counts.values())
 
 
-def start_verb(text: str) -> bool:
+def words_start_verb(text: str) -> bool:
     words = nltk.word_tokenize(text)[:3]  # the tag of a word depends on no more than the two words after it
     tags = tagger().tag(words)
     return bool(tags) and "VB" in tags[0][1]
 
 
-def vowel(text: str) -> bool:
+def words_vowel(text: str) -> bool:
     return "\n" not in text.strip() and len(set("aeiou") & set(text.lower())) <= 3
 
 
-def words_position(text: str, keyword: str) -> bool:
+def words_words_position(text: str, keyword: str) -> bool:
     words = [token.lower() for token in nltk.word_tokenize(text)]
     if words and words[-1] in string.punctuation:  # one mark; "..." and a closing quotation mark are words
         words.pop()

@@ -97,6 +97,10 @@ def has_csv_header(text: str, between: str, columns: list[str]) -> bool:
     return re.fullmatch(pattern, first_line) is not None
 
 
+def character_trigrams(text: str) -> set[str]:
+    return {text[i : i + 3] for i in range(len(text) - 2)}
+
+
 def is_increasing(numbers: list[int]) -> bool:
     return all(a < b for a, b in pairwise(numbers))
 

@@ -1,8 +1,9 @@
 """IFEval and IFBench: does a response meet each instruction of its task?
 
-IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a
-random letter in place of `#` and `!`; here it is the character that was asked for. IFBench's are in
-benchmarks/ifbench.py.
+IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a random letter in
+place of `#` and `!`; here it is the character that was asked for. Where it would draw an argument that a task does not give,
+the task is refused. Words are counted by Python's `re`, as in the official code with the NLTK of its time. IFBench's
+checkers are in benchmarks/ifbench_checkers.py.
 
 One row a task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or loose (one of
 8 variants of the response meets it).
@@ -10,131 +11,161 @@ One row a task. Scores are fractions: of prompts with every instruction met, and
 
 import functools
 import logging
+import re
 import signal
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 
-from utils import fail, or_fail
+from utils import or_fail
 from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, task_means
 
 KEYS = ("key", "prompt")  # the official files have the prompt only
 RULES = ("strict", "loose")
+NLTK_DATA = ("tokenizers/punkt_tab/english", "corpora/stopwords", "taggers/averaged_perceptron_tagger_eng")
+SOME_TEXT = "One text.\n\nAnother one."
 
 
 def load_tasks(data: Path) -> list[dict]:
     return load(data, "data.json*", "key", "prompt", "instruction_id_list", "kwargs")
 
 
-@functools.cache
-def ifeval_checkers() -> tuple[dict, Callable]:
-    """Returns IFEval's instructions by name, and the function that checks a task and a list of one response.
+# --- 1. the checkers
 
-    Exits with 2 if nltk's data is missing.
-    """
-    import langdetect
-    import lm_eval
+
+@functools.cache
+def require_nltk_data() -> None:
+    """Raises FileNotFoundError, which names the download, if a part of NLTK's data is missing."""
     import nltk
 
-    try:
-        nltk.data.find("tokenizers/punkt_tab")
-    except LookupError:
-        fail(
-            "IFEval needs nltk's punkt_tab: run python -m nltk.downloader punkt_tab, or set NLTK_DATA to where it is"
-        )
+    for resource in NLTK_DATA:
+        try:
+            nltk.data.find(resource)
+        except LookupError:
+            names = " ".join(path.split("/")[1] for path in NLTK_DATA)
+            raise FileNotFoundError(
+                f"NLTK data {resource} not found; run: python -m nltk.downloader {names}"
+            ) from None
+
+
+@functools.cache
+def ifeval_checkers() -> dict[str, type]:
+    """Returns the classes of IFEval's instructions by name."""
+    import langdetect
+    import lm_eval
 
     # The real lm_eval.tasks imports what all of its tasks need; with this in its place only IFEval is loaded.
     package = types.ModuleType("lm_eval.tasks")
     package.__path__ = [str(Path(lm_eval.__file__).parent / "tasks")]
     sys.modules.setdefault("lm_eval.tasks", package)
-    from lm_eval.tasks.ifeval import instructions, instructions_registry, utils
+    from lm_eval.tasks.ifeval import instructions, instructions_registry, instructions_util
 
     class LetterFrequency(instructions.LetterFrequencyChecker):
         def build_description(self, *, letter=None, **kwargs):
-            super().build_description(letter=letter, **kwargs)  # draws another letter if this is not one
+            super().build_description(letter="a", **kwargs)  # it would draw another one for #
             self._letter = letter.lower()
 
+    def count_words(text: str) -> int:
+        return len(re.findall(r"\w+", text))
+
     instructions_registry.INSTRUCTION_DICT["keywords:letter_frequency"] = LetterFrequency
+    instructions_util.count_words = count_words
+    instructions.random = None  # an AttributeError in place of a random argument
+    instructions_util.random = None
     langdetect.DetectorFactory.seed = 0
     logging.getLogger(instructions.__name__).setLevel(logging.CRITICAL)  # it prints texts without a language
-    return instructions_registry.INSTRUCTION_DICT, utils.process_results
+    return instructions_registry.INSTRUCTION_DICT
 
 
-def bounded(check: Callable[[dict, str], dict], task: dict, response: str, seconds: float = 10.0) -> dict:
-    """Returns check(task, response); if it takes too long, or nests too deeply, no instruction is met.
+def make_checker(name: str, prompt: str, kwargs: dict) -> Callable[[str], bool]:
+    """Returns a function of a text that is not blank. Raises any error if the kwargs do not fit."""
+    from benchmarks import ifbench
 
-    Thousands of [, for example, cost a regular expression quadratic time. The time is the clock's, so a busy
-    machine may stop what another one finishes: `timed_out` marks such a result. Works in the main thread only.
+    if name in ifbench.CHECKERS:
+        given = {key: value for key, value in kwargs.items() if value is not None}
+        return functools.partial(ifbench.CHECKERS[name], **given)
+    if name not in ifeval_checkers():
+        raise ValueError(f"unknown instruction {name}")
+    instruction = ifeval_checkers()[name](name)
+    given = {key: value for key, value in kwargs.items() if value}  # as lm-eval hands them over
+    instruction.build_description(**given)
+    if "prompt" in (instruction.get_instruction_args() or {}):
+        instruction.build_description(prompt=prompt)
+    return instruction.check_following
+
+
+def make_checkers(task: dict) -> list[Callable[[str], bool]]:
+    """Returns the checkers of a task's instructions; raises ValueError if they cannot be checked with their arguments."""
+    require_nltk_data()
+    names = task["instruction_id_list"]
+    all_kwargs = task.get("kwargs")
+    where = f"task {task['key']}"
+    if not isinstance(all_kwargs, list) or len(all_kwargs) != len(names):
+        raise ValueError(f"{where}: field kwargs must be a list with a dict for each instruction")
+    checkers = []
+    for name, kwargs in zip(names, all_kwargs):
+        try:
+            checkers.append(make_checker(name, task.get("prompt", ""), kwargs))
+            checkers[-1](SOME_TEXT)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{where}: {name} cannot be checked with kwargs {kwargs}: {error!r}") from error
+    return checkers
+
+
+def check_tasks(tasks: list[dict], data: Path | None = None) -> None:
+    """Exits with 2 if nltk's data is missing or a task cannot be checked. `data` is not needed."""
+    for task in tasks:
+        or_fail(make_checkers, task)
+
+
+# --- 2. responses
+
+
+def loose_variants(response: str) -> list[str]:
+    """Returns the texts of which one must pass, without repeats and blank ones; the response is the first."""
+    lines = response.split("\n")
+    variants = [response]
+    for kept_lines in (lines[1:], lines[:-1], lines[1:-1]):
+        variants.append("\n".join(kept_lines).strip())
+    variants += [variant.replace("*", "") for variant in variants]
+    return [variant for variant in dict.fromkeys(variants) if variant.strip()]
+
+
+def check(task: dict, response: str, seconds: float = 10.0) -> dict[str, list[bool]]:
+    """Returns {"strict": [...], "loose": [...]}: whether the response meets each instruction, in their order.
+
+    If this takes too long, or nests too deeply, no instruction is met. Thousands of [, for example, cost a regular
+    expression quadratic time. The time is the clock's, so a busy machine may stop what another one finishes: `timed_out`
+    marks such a result. Works in the main thread only. Exits with 2 if the task cannot be checked.
     """
 
     def stop(signal_number, frame):
         raise TimeoutError
 
+    checkers = or_fail(make_checkers, task)
+    nothing_met = [False] * len(checkers)
+    result = {rule: nothing_met for rule in RULES}
+    variants = loose_variants(response)
+    if not response.strip():
+        return result
     handler_before = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            return check(task, response)
+            met = [[checker(variant) for variant in variants] for checker in checkers]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except (RecursionError, TimeoutError) as error:
-        nothing_met = [False] * len(task["instruction_id_list"])
-        result = {rule: list(nothing_met) for rule in RULES}
-        if isinstance(error, TimeoutError):
-            result["timed_out"] = True
+        return {"strict": [bool(passed[0]) for passed in met], "loose": [any(passed) for passed in met]}
+    except TimeoutError:
+        return result | {"timed_out": True}
+    except RecursionError:
         return result
     finally:
         signal.signal(signal.SIGALRM, handler_before)
 
 
-def check_ifeval(tasks: list[dict], data: Path | None = None) -> None:
-    """Exits with 2 if nltk's data is missing or a task has an unknown instruction. `data` is not needed."""
-    known, _ = ifeval_checkers()
-    for task in tasks:
-        unknown = set(task["instruction_id_list"]) - set(known)
-        if unknown:
-            names = ", ".join(sorted(unknown))
-            fail(f"task {task['key']}: unknown instruction {names}; is this IFEval's data?")
-
-
-def check_ifbench(tasks: list[dict], data: Path | None = None) -> None:
-    """Does the same for IFBench, and checks the arguments of the instructions."""
-    from benchmarks import ifbench
-
-    or_fail(ifbench.require_nltk_data)
-    for task in tasks:
-        or_fail(ifbench.bind, task)
-
-
-def ifeval_check(task: dict, response: str) -> dict[str, list[bool]]:
-    """Returns {"strict": [...], "loose": [...]}, one bool an instruction; exits with 2 for an unknown one."""
-    check_ifeval([task])
-    _, process_results = ifeval_checkers()
-
-    def check(task: dict, response: str) -> dict:
-        numbers = process_results(task, [response])
-        return {"strict": numbers["inst_level_strict_acc"], "loose": numbers["inst_level_loose_acc"]}
-
-    return bounded(check, task, response)
-
-
-def ifbench_check(task: dict, response: str) -> dict[str, list[bool]]:
-    """Returns the same for IFBench; exits with 2 for an unknown instruction, or if nltk's data is missing."""
-    from benchmarks import ifbench
-
-    return or_fail(bounded, ifbench.check, task, response)
-
-
-def score_ifeval(rows: list[dict], data: Path, source: str) -> dict:
-    return score(rows, data, source, ifeval_check)
-
-
-def score_ifbench(rows: list[dict], data: Path, source: str) -> dict:
-    return score(rows, data, source, ifbench_check)
-
-
-def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str], dict]) -> dict:
+def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str], dict] = check) -> dict:
     """Returns the shares of prompts and of instructions that are met, strict and loose, and the counts.
 
     `n_timed_out`: responses whose check was stopped, so that none of their instructions is met.

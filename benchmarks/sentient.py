@@ -4,17 +4,18 @@ A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names th
 
 Emotion curve: the mean emotion after each answer of the user. A dialogue that has ended keeps its final one.
 
-Strategies (RLVER, 2507.03112, section 3.6, table 4): a judge reads a dialogue and names the strategies of every reply. The
-frequency of a group is the share of the replies that show one of its strategies. Its contribution is the mean
-change of the emotion after these replies. A reply that the user did not answer has no change, so a contribution is
-a mean over `n_changes` of the group's `n` replies.
+Strategies (RLVER, 2507.03112, section 3.6, table 4): a judge reads a dialogue and names the strategies of
+every reply. The frequency of a group is the share of the replies that show one of its strategies. Its
+contribution is the mean change of the emotion after these replies. A reply that the user did not answer has
+no change, so a contribution is a mean over `n_changes` of the group's `n` replies.
 
 Capabilities (section 3.3, appendix C): the judge marks a dialogue from 1 to 5 on each of five scales.
 
-The lists, the scales and the formulas are the paper's. Differences from it:
-1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, a prompt for a longer
-   list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which `--template FILE` takes from a
-   file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask for the JSON that ours asks for.
+The lists, the scales and the formulas are the paper's. Differences from it: 1. The judge's instructions, and
+the words of each scale, are our own. The paper prints its scales, a prompt for a longer
+   list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which `--template
+   FILE` takes from a file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask for the JSON
+   that ours asks for.
 2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time. A reply that does not name
    the strategies of each of them is invalid.
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
@@ -46,15 +47,9 @@ def read(path: str) -> list[dict]:
     dialogues = read_rows(path, "emo_point", "history")
     for number, dialogue in enumerate(dialogues, 1):
         dialogue.setdefault("ended", "")
-        try:
-            emotions = [turn["emotion-point"] for turn in turns_of_user(dialogue)]
-            is_whole = min(emotions) + dialogue["emo_point"] > -float("inf")
-        except (TypeError, KeyError, ValueError):  # another type, a missing field, no turn of the user
-            is_whole = False
-        if not is_whole:
-            fail(
-                f"{path}:{number}: emo_point, and 'emotion-point' of every turn of the user, must be numbers"
-            )
+        emotions = [turn.get("emotion-point") for turn in turns_of_user(dialogue)]
+        if None in emotions or not emotions:
+            fail(f"{path}:{number}: every turn of the user needs an 'emotion-point'")
     return dialogues
 
 
@@ -338,10 +333,10 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
             readable.append(dialogue)
     if not readable:
         fail("--judge: no dialogue has a score and a reply")
-    rows = [{"id": dialogue["id"]} for dialogue in readable]
     scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args)}
+    is_program = ".py:" in args.judge
 
-    if ".py:" in args.judge:
+    if is_program:
         program = load_function(args.judge)
         codes = [or_fail(check_codes, program(dialogue)) for dialogue in readable]
     else:
@@ -350,22 +345,23 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
     for place, dialogue in enumerate(readable):
         if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
             codes[place] = None
-    scores["strategies"] = count_failures(codes)
-    if is_reliable(args, scores["strategies"]):
-        scores["strategies"] |= score_strategies(readable, codes)
-    for row, codes_of_replies in zip(rows, codes, strict=True):
-        row["strategies"] = codes_of_replies
+    scores["strategies"] = counts = count_failures(codes)
+    if is_reliable(args, counts):
+        counts |= score_strategies(readable, codes)
+    rows = []
+    for dialogue, codes_of_replies in zip(readable, codes, strict=True):
+        rows.append({"id": dialogue["id"], "strategies": codes_of_replies})
 
-    if ".py:" not in args.judge:
+    if not is_program:
         scores["wording"] = describe_wording(args.template)
         requests = []
         for dialogue in readable:
             messages = fill_messages(capability_template(args), capability_fields(dialogue))
             requests.append(shared.judge_request(args, messages))
         marks = [reply.value for reply in shared.ask_judge(args, requests, read_marks, run)]
-        scores["capabilities"] = count_failures(marks)
-        if is_reliable(args, scores["capabilities"]):
-            scores["capabilities"] |= score_capabilities(marks, args.seed)
+        scores["capabilities"] = counts = count_failures(marks)
+        if is_reliable(args, counts):
+            counts |= score_capabilities(marks, args.seed)
         for row, marks_of_dialogue in zip(rows, marks, strict=True):
             row["capabilities"] = marks_of_dialogue
 

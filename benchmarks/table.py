@@ -65,18 +65,6 @@ def judged(module: ModuleType, *metrics: str) -> Benchmark:
     )
 
 
-def with_instructions(score: Callable, check: Callable) -> Benchmark:
-    """Returns IFEval or IFBench, by its `score` and `check`."""
-    return Benchmark(
-        keys=ifeval.KEYS,
-        prompt="{prompt}",
-        load_tasks=ifeval.load_tasks,
-        score=score,
-        metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
-        check=check,
-    )
-
-
 def checked(
     keys: tuple[str, ...],
     prompt: str,
@@ -95,12 +83,20 @@ def checked(
     return Benchmark(keys, prompt, load_tasks, score_rows, metrics, check, several_samples=True)
 
 
+INSTRUCTIONS = Benchmark(
+    keys=ifeval.KEYS,
+    prompt="{prompt}",
+    load_tasks=ifeval.load_tasks,
+    score=ifeval.score,
+    metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
+    check=ifeval.check_tasks,
+)
 BENCHMARKS = {
     "alpacaeval2": judged(alpacaeval2, "lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
     "arenahard2": judged(arenahard2, "score_style_controlled", "score", "score_paper"),
     "creativewriting3": judged(creativewriting3, "overall", "overall_paper"),
-    "ifbench": with_instructions(ifeval.score_ifbench, ifeval.check_ifbench),
-    "ifeval": with_instructions(ifeval.score_ifeval, ifeval.check_ifeval),
+    "ifbench": INSTRUCTIONS,
+    "ifeval": INSTRUCTIONS,
     "popqa": checked(
         ("id", "question"),
         verified.POPQA_PROMPT,
@@ -131,6 +127,5 @@ BENCHMARKS = {
         verified.load_humaneval,
         verified.humaneval_check,
         score=verified.score_humaneval,
-        check=verified.check_humaneval,
     ),
 }

@@ -7,12 +7,12 @@
 
 Input: two files of generations (eval_*.py) or completions (RL scripts), matched by id. A plan is the
 thinking of a completion with the status `ok`. If an id has several, the first of the latest step is taken.
-Rows that are not used are counted, and listed in dropped.jsonl.
+Rows that are not used are counted by reason.
 
 The protocol and the wording of its prompts are our own; the paper's appendix C prints theirs. So set its
-figure 4 beside these win rates, but do not subtract one from the other. `--template FOLDER` takes other wordings
-verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {$conversation}, {$plans} and
-{$traits}. They must ask for the JSON that ours ask for.
+figure 4 beside these win rates, but do not subtract one from the other. `--template FOLDER` takes other
+wordings verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {$conversation},
+{$plans} and {$traits}. They must ask for the JSON that ours ask for.
 
 1. Extract. The judge gets batches of a few pairs of plans and names traits in which the two writers differ.
    It is not told who they are; who is writer 1 is drawn for each batch. One more call merges all lists into
@@ -24,9 +24,9 @@ verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {
 3. Win rate of a trait = (wins + ties / 2) / verdicts, over both orders of every prompt. At 0.5 both
    checkpoints show it alike. The interval (95 %, bootstrap over prompts) is for each trait by itself.
    `flip_rate` is the share of prompts whose two orders disagree. If a reply cannot be read, the judge is
-   asked again. If that does not help, the prompt is left out in both orders, so that the judge's liking for
-   a position stays balanced. Above --max-invalid there are no win rates. If the judge's endpoint gave no reply to
-   some requests, as in an outage, the run ends without win rates, and --resume asks these again.
+   asked again. If that does not help, the prompt is left out in both orders, so that the judge's liking for a
+   position stays balanced. Above --max-invalid there are no win rates. If the judge's endpoint gave no reply
+   to some requests, as in an outage, the run ends without win rates, and --resume asks these again.
 
 `--traits` compares the traits of another run, or of a file of your own {"traits": [{"name",
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
@@ -34,7 +34,7 @@ the same `fingerprint` have the same traits, prompts, baseline plans and judge.
 
 The data and the judge are checked first: one behind an endpoint is asked its first request, also by --dry-run.
 
-Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, traits.json (with what each batch
+Writes results/<run>/: config.json, command.txt, env.txt, traits.json (with what each batch
 gave), verdicts.jsonl, judge.jsonl (raw replies), summary.json; and a line for each trait in
 results/runs.csv.
 """
@@ -86,18 +86,16 @@ class Args(JudgeFlags):
 # --- 1. pairs of plans
 
 
-def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and the unused rows {file, line, id, reason}.
+def match_plans(args: Args) -> tuple[list[dict], Counter]:
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and how many rows are not used, by reason.
 
     The order of the pairs follows from --seed and the ids alone: other checkpoints meet on the same prompts.
     """
-    model_plans, dropped = read_plans(args, args.generations)
-    baseline_plans, dropped_of_baseline = read_plans(args, args.baseline)
-    dropped += dropped_of_baseline
-    for plans, others in ((model_plans, baseline_plans), (baseline_plans, model_plans)):
-        for prompt_id, row in plans.items():
-            if prompt_id not in others:
-                dropped.append(drop(row, "no plan in the other file"))
+    not_used = Counter()
+    model_plans = read_plans(args, args.generations, not_used)
+    baseline_plans = read_plans(args, args.baseline, not_used)
+    alone = model_plans.keys() ^ baseline_plans.keys()
+    not_used["no plan in the other file"] += len(alone)
 
     def draw(prompt_id) -> float:
         return random.Random(f"{args.seed} {prompt_id}").random()
@@ -107,47 +105,33 @@ def match_plans(args: Args) -> tuple[list[dict], list[dict]]:
         ours = model_plans[prompt_id]
         theirs = baseline_plans[prompt_id]
         if ours["messages"] != theirs["messages"]:
-            fail(
-                f"id {prompt_id!r} has other 'messages' in {ours['file']}:{ours['line']} than in "
-                f"{theirs['file']}:{theirs['line']}; the files must be of the same prompts"
-            )
+            fail(f"id {prompt_id!r} has other 'messages' in {args.generations} than in {args.baseline}")
         pair = {"id": prompt_id, "messages": ours["messages"]}
         pairs.append(pair | {"model": ours["thinking"], "baseline": theirs["thinking"]})
-    return pairs, dropped
+    return pairs, not_used
 
 
-def read_plans(args: Args, path: str) -> tuple[dict, list[dict]]:
-    """Returns {id: the row whose plan is used} of a file, and the rows that are not used with the reason."""
+def read_plans(args: Args, path: str, not_used: Counter) -> dict:
+    """Returns {id: the row whose plan is used} of a file; counts the other rows in `not_used`."""
     rows = read_rows(path, "messages", "status")
     temperatures = {row.get("temperature") for row in rows} - {None}
     if args.temperature is None and len(temperatures) > 1:
-        fail(
-            f"{path} has rows of several temperatures; choose one with --temperature: {sorted(temperatures)}"
-        )
+        fail(f"{path} has several temperatures; choose one with --temperature: {sorted(temperatures)}")
 
-    for line, row in enumerate(rows, 1):
-        row |= {"file": path, "line": line}
     rows.sort(key=lambda row: -row.get("step", 0))  # keeps the order of the file within a step
     plans = {}
-    dropped = []
     for row in rows:
         if args.temperature is not None and row.get("temperature") != args.temperature:
-            reason = "another temperature"
+            not_used["another temperature"] += 1
         elif row["status"] != "ok":
-            reason = f"status {row['status']}"
+            not_used[f"status {row['status']}"] += 1
         elif not (row.get("thinking") or "").strip():
-            reason = "no thinking"
+            not_used["no thinking"] += 1
         elif row["id"] in plans:
-            reason = "another row of its id"
+            not_used["another row of its id"] += 1
         else:
             plans[row["id"]] = row
-            continue
-        dropped.append(drop(row, reason))
-    return plans, dropped
-
-
-def drop(row: dict, reason: str) -> dict:
-    return {"file": row["file"], "line": row["line"], "id": row["id"], "reason": reason}
+    return plans
 
 
 def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list[dict], list[dict]]:
@@ -159,14 +143,8 @@ def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list
     extracted = pairs[:n_extracted]
     rest = [pair for pair in pairs[n_extracted:] if pair["id"] not in used_prompts]
     if not rest:
-        fail(
-            f"none of {len(pairs)} pairs is left to compare, as {len(extracted)} are for the extraction of "
-            "traits; use a smaller --extract-pairs, or files with more plans"
-        )
-    compared = rest[: args.compare_pairs or None]
-    source = args.traits or f"{len(extracted)} pairs"
-    print(f"traits from {source}; {len(compared)} of {len(rest)} other pairs to compare")
-    return extracted, compared
+        fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
+    return extracted, rest[: args.compare_pairs or None]
 
 
 # --- 2. what the judge is asked
@@ -213,7 +191,7 @@ PLACEHOLDERS = {
 }
 
 
-LONGEST_TRAIT = {"name": "x" * 80, "description": "x" * 400}  # in estimates
+A_TRAIT = {"name": "x" * 80, "description": "x" * 400}  # in estimates, in place of one that is not known yet
 
 
 def step_template(args: Args, step: str) -> str:
@@ -291,15 +269,10 @@ def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[
 
 
 def print_estimate(args: Args, extracted: list[dict], compared: list[dict], traits: list[dict]) -> None:
-    """Prints calls, tokens and cost of every step; the longest possible traits stand in for unknown ones."""
-    longest_list = [LONGEST_TRAIT] * args.max_traits
-    extracting = extract_requests(args, extracted)
-    merging = []
-    if extracting:
-        merging = [merge_request(args, [longest_list] * len(extracting))]
-    shared.print_estimate(args, extracting, "extract")
-    shared.print_estimate(args, merging, "merge")
-    shared.print_estimate(args, compare_requests(args, compared, traits or longest_list), "compare")
+    """Prints calls, tokens and cost of the extraction (but for one call that merges) and of the comparison."""
+    shared.print_estimate(args, extract_requests(args, extracted), "extract")
+    traits = traits or [A_TRAIT] * args.max_traits
+    shared.print_estimate(args, compare_requests(args, compared, traits), "compare")
 
 
 # --- 3. what it replies
@@ -313,19 +286,17 @@ def read_traits(text: str, most: int) -> list[dict]:
     listed = read_object(text).get("traits")
     if not isinstance(listed, list) or len(listed) > most:
         raise ValueError(f"'traits' is not a list of at most {most}")
-    traits = []
+    traits = {}
     for item in listed:
-        trait = {}
-        for field in ("name", "description"):
-            value = item.get(field) if isinstance(item, dict) else None
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError("a trait needs a 'name' and a 'description', both strings")
-            trait[field] = " ".join(value.split())
-        traits.append(trait)
-    names = {trait["name"].casefold() for trait in traits}
-    if len(names) < len(traits):
-        raise ValueError("two traits have the same name")
-    return traits
+        try:
+            name = " ".join(item["name"].split())
+            description = " ".join(item["description"].split())
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError("a trait needs a 'name' and a 'description', both strings") from None
+        if not name or not description or name.casefold() in traits:
+            raise ValueError(f"the trait {name!r} is empty or stands there twice")
+        traits[name.casefold()] = {"name": name, "description": description}
+    return list(traits.values())
 
 
 def load_traits(path: str) -> dict:
@@ -343,16 +314,13 @@ def read_verdicts(text: str, n_traits: int) -> list[str]:
     found.pop("comparison", None)
     keys = [f"T{number}" for number in range(1, n_traits + 1)]
     if found.keys() != set(keys):
-        named = ", ".join(found)[:80] or "no trait"
-        raise ValueError(f"verdicts for {named}, not for T1 to T{n_traits}")
-    choices = []
-    for key in keys:
-        choice = found[key]
+        raise ValueError(f"not one verdict for each of T1 to T{n_traits}")
+    choices = [found[key] for key in keys]
+    for place, choice in enumerate(choices):
         if type(choice) is int:  # a bool is another type
-            choice = str(choice)
-        if choice not in ("1", "2", "same"):
+            choices[place] = str(choice)
+        if choices[place] not in ("1", "2", "same"):
             raise ValueError(f"a verdict is {str(choice)[:40]!r}")
-        choices.append(choice)
     return choices
 
 
@@ -368,13 +336,10 @@ def extract(args: Args, pairs: list[dict], run: Path) -> dict:
     trait_lists = [row["traits"] for row in rows if row["traits"]]
     print(f"{len(trait_lists)} of {len(rows)} batches have traits", flush=True)
     if not trait_lists:
-        fail(f"no traits to merge; {run / 'judge.jsonl'} has what the judge said")
+        fail(f"no traits to merge; see {run / 'judge.jsonl'}")
     merged = shared.ask_judge(args, [merge_request(args, trait_lists)], parse, run)[0]
     if not merged.value:
-        fail(
-            f"the reply that merges the traits is invalid: {merged.error or 'no traits'}; "
-            f"{run / 'judge.jsonl'} has it. --traits takes a list of your own"
-        )
+        fail(f"no merged traits: {merged.error}; see {run / 'judge.jsonl'}, or give a list by --traits")
     return {"traits": merged.value, "prompts": [pair["id"] for pair in pairs], "batches": rows}
 
 
@@ -421,10 +386,7 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
             choices_by_order[row["model_is"]] = row["choices"]
     complete = [orders for orders in choices_by_prompt.values() if len(orders) == 2]
     if not complete:
-        raise ValueError(
-            "no prompt has a readable reply in both orders; "
-            f"{len(errors)} of {len(rows)} replies are invalid, the first: {errors[0]}"
-        )
+        raise ValueError(f"no prompt has a readable reply in both orders; the first error: {errors[0]}")
 
     numbers_by_trait = {}
     for trait in traits:
@@ -461,25 +423,18 @@ def score_trait(values: np.ndarray, seed: int) -> dict:
 # --- 5. the run
 
 
-def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> dict:
-    """Returns everything that must be equal for two results to be comparable, and a hash of it."""
-
-    def digest(value) -> str:
-        return shared.short_hash(json.dumps(value, sort_keys=True))
-
-    judging = {
-        "judge": args.judge,
-        "judge_url": shared.resolve_judge_url(args.judge, args.judge_url),
-        "judge_max_tokens": args.judge_max_tokens,
-        "template": digest(step_template(args, "compare")),
-        "traits": digest(traits),
-        "prompts": digest([pair["messages"] for pair in pairs]),
-        "baseline": digest([pair["baseline"] for pair in pairs]),
-    }
-    files = shared.digests_of(args.judge)
-    if files:  # of a local judge
-        judging["judge_files"] = files
-    return {**judging, "hash": digest(judging)}
+def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
+    """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts, baseline."""
+    contents = [
+        args.judge,
+        shared.resolve_judge_url(args.judge, args.judge_url),
+        args.judge_max_tokens,
+        step_template(args, "compare"),
+        traits,
+        [(pair["messages"], pair["baseline"]) for pair in pairs],
+        shared.digests_of(args.judge),
+    ]
+    return shared.short_hash(json.dumps(contents))
 
 
 def main(args: Args) -> None:
@@ -487,13 +442,14 @@ def main(args: Args) -> None:
     found = {"traits": [], "prompts": []}
     if args.traits:
         found = load_traits(args.traits)
-    pairs, dropped = match_plans(args)
-    reasons = Counter(f"{row['file']}: {row['reason']}" for row in dropped)
-    print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(reasons)}")
+    pairs, not_used = match_plans(args)
+    print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(not_used)}")
     extracted, compared = split_pairs(args, pairs, found["prompts"])
     shared.check_judge(args)
     if args.template and not Path(args.template).is_dir():
         fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
+    for step in TEMPLATES:
+        step_template(args, step)
     print_estimate(args, extracted, compared, found["traits"])
     start = check_run(args, "traits", str(Path(args.generations).parent))
     first_requests = extract_requests(args, extracted) or compare_requests(args, compared, found["traits"])
@@ -501,7 +457,6 @@ def main(args: Args) -> None:
     if args.dry_run:
         return
     run = start_run(start)
-    write_jsonl(run / "dropped.jsonl", dropped)
 
     # --- traits, verdicts, win rates
     if not args.traits:
@@ -514,13 +469,14 @@ def main(args: Args) -> None:
     judging = fingerprint(args, traits, compared)
     index = []
     for name, of_trait in numbers["traits"].items():
-        row = index_row(args, f"traits against {args.baseline}", numbers, name, judging["hash"])
+        row = index_row(args, f"traits against {args.baseline}", numbers, name, judging)
         low, high = of_trait["interval"]
         row |= {"model": args.generations, "value": of_trait["win_rate"], "low": low, "high": high}
-        index.append(row | {"temperature": args.temperature})
+        index.append(row)
     summary = {
         "model": args.generations,
         "baseline": args.baseline,
+        "not_used": not_used,
         **numbers,
         "wording": describe_wording(args.template),
         "fingerprint": judging,

@@ -111,7 +111,10 @@ MATH_SPELLINGS = (
 
 
 def load_math500(data: Path) -> list[dict]:
-    return load(data, "test.json*", "problem", "answer")
+    tasks = load(data, "test.json*", "problem", "answer")
+    for task in tasks:
+        task["answer"] = str(task["answer"])
+    return tasks
 
 
 def top_level_braces(text: str) -> list[str]:
@@ -201,7 +204,14 @@ GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds on
 
 
 def load_gsm8k(data: Path) -> list[dict]:
-    return load(data, "test.jsonl*", "question", "answer")
+    """Loads the questions; exits with 2 if an answer has no `####`, as a response without a number would equal it."""
+    tasks = load(data, "test.jsonl*", "question", "answer")
+    for number, task in enumerate(tasks, 1):
+        if final_number(str(task["answer"])) is None:
+            fail(
+                f"{data}, row {number}: field answer has no #### with a number behind it: {str(task['answer'])[-50:]!r}"
+            )
+    return tasks
 
 
 def final_number(text: str) -> str | None:
@@ -311,35 +321,21 @@ def load_humaneval(data: Path) -> list[dict]:
     return load(data, "HumanEval.jsonl*", "task_id", "prompt", "test", "entry_point")
 
 
-def program_of(text: str, entry_point: str) -> str:
-    """Returns the last code block that defines the function, else the last block, else the text as it is."""
-    blocks = re.findall(r"```[^\n]*\n(.*?)(?:```|$)", text, re.S)
-    if not blocks:
-        return text
-    for block in reversed(blocks):
-        if f"def {entry_point}(" in block:
-            return block
-    return blocks[-1]
-
-
-def check_humaneval(tasks: list[dict], data: Path) -> None:
-    """Exits with 2 if programs cannot be run here; see rewards/sandbox.py."""
-    from rewards import sandbox  # here, as rewards imports this package
-
-    or_fail(sandbox.strongest)
-
-
 def humaneval_check(task: dict, text: str) -> dict:
-    """Runs the prompt, its completion (of prose, the code block) and the test to their end in a sandbox."""
-    from rewards import sandbox  # here, as rewards imports this package
+    """Runs the prompt with its completion (of prose, the code block), then the test, in a sandbox."""
+    from rewards import code_runner  # here, as rewards imports this package
 
-    completion = program_of(text, task["entry_point"])
-    result = sandbox.run(f"{task['prompt']}\n{completion}\n{task['test']}\ncheck({task['entry_point']})")
+    completion = code_runner.find_program(text, {task["entry_point"]})
+    test = f"{task['test']}\ncheck({task['entry_point']})"
+    result = code_runner.run(f"{task['prompt']}\n{completion}", [test])
+    correct = result.passed == [True]
+    status = result.status
+    if status == "ok" and not correct:
+        status = "error"
     return {
-        "correct": result.ok,
-        "program_status": result.status,  # `status` is that of the generation
+        "correct": correct,
+        "program_status": status,  # `status` is that of the generation
         "error": result.stderr[-300:],
-        "isolation": result.isolation,
     }
 
 
@@ -350,5 +346,4 @@ def score_humaneval(
     fields = ("completion", "response")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = check_rows(rows, tasks, keys, source, check, text_fields=fields, apply=pool.map)
-    isolation = {result.pop("isolation") for result in results if "isolation" in result}
-    return {"isolation": sorted(isolation), **accuracy(results, tasks)}
+    return accuracy(results, tasks)

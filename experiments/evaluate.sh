@@ -16,18 +16,10 @@ set -euo pipefail
 : "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
 : "${MODEL_FLAGS:=}"      # how the model runs: --tensor-parallel 4, or --model-url URL (its key: --key-env in JUDGE_FLAGS)
 : "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${SHOW:=}"             # 1: prints the commands instead
 : "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
                           # authors' repository; empty: our own wording. Theirs has none for arenahard2: put hard_prompt.txt
                           # (and creative_writing.txt) into its arena_hard_v2/
-
-# instructions FILE: --template for the files that $TEMPLATES has; without it the judge reads our own wording
-instructions() {
-  if [ -n "$TEMPLATES" ] && [ -e "$TEMPLATES/$1" ]; then
-    template=(--template "$TEMPLATES/${1%hard_prompt.txt}")
-  elif [ -n "$TEMPLATES" ]; then
-    echo "no $TEMPLATES/$1: $benchmark is judged in our own wording"
-  fi
-}
 
 # start_server: sets url, and leaves it empty if the benchmarks sample by themselves
 start_server() {
@@ -51,41 +43,51 @@ for benchmark in "$@"; do
   # with newer weights it is not skipped, and the script says that they have changed
   newer=$(find -L "$model" -name '*.safetensors' -newer "$out/summary.json" 2> /dev/null || true)
   if [ -e "$out/summary.json" ] && [ -z "$newer" ]; then
-    echo "$out is complete; delete it to evaluate anew"
+    echo "$out is complete; delete it to evaluate anew" >&2
     continue
   fi
   # not beside a server that is there, nor a local judge, which needs the memory of the model
-  if [ -d "$model" ] && [ -z "${url+x}" ] && [[ "$MODEL_FLAGS $JUDGE_FLAGS" != *@(--model-url|local:)* ]]; then
+  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ "$MODEL_FLAGS $JUDGE_FLAGS" != *@(--model-url|local:)* ]]; then
     start_server
   fi
-  run=(--model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS" --think-format "$THINK_FORMAT" --seed "$SEED"
-    --out "$out" --resume)
-  wildbench=(eval_wildbench.py --mode reward --orders random --temperatures 0.7)
-  others=(eval_benchmarks.py "$benchmark" --temperature 0.7)
+  wildbench="eval_wildbench.py --mode reward --orders random --temperatures 0.7"
+  others="eval_benchmarks.py $benchmark --temperature 0.7"
   gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
   gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
-
-  template=()
+  file="" # of the judge's instructions in $TEMPLATES
   case $benchmark in
-    wildbench | wildbench-g) instructions wildbench/eval_template.pairwise ;;
-    alpacaeval2) instructions alpacaeval2/eval_template.score ;;
-    arenahard2) instructions arena_hard_v2/hard_prompt.txt ;;
-    creativewriting3) instructions creativewritingv3/creative_writing_judging_prompt.txt ;;
-  esac
-  run+=("${template[@]}")
-
-  case $benchmark in
-    wildbench) python "${wildbench[@]}" --tasks data/wildbench.jsonl $gpt4o "${run[@]}" ;;
-    wildbench-g) python "${wildbench[@]}" --tasks data/wildbench_g.jsonl --references gemini-flash $gpt41 "${run[@]}" ;;
-    alpacaeval2) python "${others[@]}" --data data/alpacaeval2 $gpt4o "${run[@]}" ;;
-    arenahard2) python "${others[@]}" --data data/arena_hard_v2 $gpt41 "${run[@]}" ;;
-    creativewriting3) python "${others[@]}" --data data/creative_writing $gpt41 "${run[@]}" ;;
-    popqa) python "${others[@]}" --data akariasai/PopQA "${run[@]}" ;;
-    ifbench) python "${others[@]}" --data allenai/IFBench_test "${run[@]}" ;;
-    ifeval) python "${others[@]}" --data google/IFEval "${run[@]}" ;;
-    mmlu_redux) python "${others[@]}" --data data/mmlu_redux "${run[@]}" ;;
-    math500) python "${others[@]}" --data HuggingFaceH4/MATH-500 "${run[@]}" ;;
-    zebralogic) python "${others[@]}" --data data/zebralogic "${run[@]}" ;;
+    wildbench) words="$wildbench --tasks data/wildbench.jsonl $gpt4o" file=wildbench/eval_template.pairwise ;;
+    wildbench-g)
+      words="$wildbench --tasks data/wildbench_g.jsonl --references gemini-flash $gpt41"
+      file=wildbench/eval_template.pairwise
+      ;;
+    alpacaeval2) words="$others --data data/alpacaeval2 $gpt4o" file=alpacaeval2/eval_template.score ;;
+    arenahard2) words="$others --data data/arena_hard_v2 $gpt41" file=arena_hard_v2/hard_prompt.txt ;;
+    creativewriting3)
+      words="$others --data data/creative_writing $gpt41"
+      file=creativewritingv3/creative_writing_judging_prompt.txt
+      ;;
+    popqa) words="$others --data akariasai/PopQA" ;;
+    ifbench) words="$others --data allenai/IFBench_test" ;;
+    ifeval) words="$others --data google/IFEval" ;;
+    mmlu_redux) words="$others --data data/mmlu_redux" ;;
+    math500) words="$others --data HuggingFaceH4/MATH-500" ;;
+    zebralogic) words="$others --data data/zebralogic" ;;
     *) echo "error: evaluate.sh knows no benchmark $benchmark" >&2 && exit 2 ;;
   esac
+  template=()
+  if [ -n "$TEMPLATES" ] && [ -n "$file" ]; then
+    if [ -e "$TEMPLATES/$file" ]; then
+      template=(--template "$TEMPLATES/${file%hard_prompt.txt}")
+    else
+      echo "no $TEMPLATES/$file: $benchmark is judged in our own wording" >&2
+    fi
+  fi
+  command=(python $words --model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS"
+    --think-format "$THINK_FORMAT" --seed "$SEED" --out "$out" --resume "${template[@]}")
+  if [ -n "$SHOW" ]; then
+    echo "${command[@]@Q}"
+  else
+    "${command[@]}"
+  fi
 done

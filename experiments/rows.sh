@@ -15,7 +15,6 @@
 : "${AS_RELEASED:=}" # -as-released: presets with the values of the paper's released code, where they differ from the paper's
 : "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
 : "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
-: "${CHECKPOINTS:=checkpoints}" # those that the paper's authors publish, each named as the row
 : "${BENCHMARKS:=}"  # of a row; empty: the seven of table 1
 : "${EVALUATE:=}"    # a command in place of evaluate.sh
 MODEL=               # of a row that trains nothing, a folder or hub name
@@ -23,7 +22,7 @@ export SEED RESULTS JUDGE_FLAGS TEMPLATES
 
 run() {
   if [ -n "${SHOW:-}" ]; then
-    printf '%s' "$(printf ' %q' "$@")" | cut -c2-
+    echo "${@@Q}"
   else
     "$@"
   fi
@@ -82,7 +81,7 @@ evaluate() { # MODEL NAME
     return
   fi
   if [[ "$2" == *-as-released-s* ]]; then
-    set -- "$CHECKPOINTS/${2%-as-released-s*}" "$2"
+    set -- "checkpoints/${2%-as-released-s*}" "$2"
   fi
   run env MAX_TOKENS="${MAX_TOKENS:-8192}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
     bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS

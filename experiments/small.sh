@@ -6,7 +6,7 @@
 #   MODEL=data/other-model RESULTS=results/other bash experiments/small.sh
 #
 # docs/small.md has the times that were measured, of some stages on two CPU cores; none were measured on a GPU.
-# Stages data and evaluate need NLTK's data: python -m nltk.downloader punkt_tab
+# Stages data and evaluate need NLTK's data: python -m nltk.downloader punkt_tab stopwords averaged_perceptron_tagger_eng
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"

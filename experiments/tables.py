@@ -7,9 +7,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 from scipy import stats
@@ -19,19 +17,20 @@ from benchmarks.scoring import INDEX_COLUMNS, bootstrap
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
-BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric, factor to the paper's scale)
-    "WB": ("wildbench", "wb_reward", 1),
-    "AE2": ("alpacaeval2", "lc_win_rate_paper", 1),
-    "AH2": ("arenahard2", "score_paper", 1),
-    "CWv3": ("creativewriting3", "overall_paper", 1),
-    "PopQA": ("popqa", "accuracy_paper", 100),
-    "IFBench": ("ifbench", "prompt_strict", 100),
-    "MMLU_Redux": ("mmlu_redux", "accuracy", 100),
-    "IFEval": ("ifeval", "prompt_strict", 100),
-    "WB_G": ("wildbench-g", "wb_reward", 1),
-    "MATH500": ("math500", "accuracy", 100),
-    "ZebraLogic": ("zebralogic", "accuracy", 100),
+BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric)
+    "WB": ("wildbench", "wb_reward"),
+    "AE2": ("alpacaeval2", "lc_win_rate_paper"),
+    "AH2": ("arenahard2", "score_paper"),
+    "CWv3": ("creativewriting3", "overall_paper"),
+    "PopQA": ("popqa", "accuracy_paper"),
+    "IFBench": ("ifbench", "prompt_strict"),
+    "MMLU_Redux": ("mmlu_redux", "accuracy"),
+    "IFEval": ("ifeval", "prompt_strict"),
+    "WB_G": ("wildbench-g", "wb_reward"),
+    "MATH500": ("math500", "accuracy"),
+    "ZebraLogic": ("zebralogic", "accuracy"),
 }
+PERCENT = ("PopQA", "IFBench", "MMLU_Redux", "IFEval", "MATH500", "ZebraLogic")  # ours are shares
 AVERAGES = {  # the paper's column: the columns whose mean it is
     "Avg_Chat": ("WB", "AE2", "AH2"),
     "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
@@ -59,9 +58,12 @@ REWARDS_COLUMNS = {
     "failure": ("failure", 1.0, ("sentient",)),
     "format ok": ("format_ok", 1.0, ()),
 }
-COLUMNS = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
+TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
-NO_LINES = pd.DataFrame()  # of a cell that has not run
+# of a table as csv
+NUMBERS = "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference status wording".split()
+SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
+MEASURE = ["benchmark", "metric", "temperature"]  # what a line of runs.csv and of a run's task_means.csv is about
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
@@ -89,57 +91,54 @@ def read_index(folder: Path) -> pd.DataFrame:
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
     index["folder"] = [folder / run for run in index["run"]]
-    return index.drop_duplicates(["run", "benchmark", "metric", "temperature"], keep="last")
+    return index.drop_duplicates(["run", *MEASURE], keep="last")
 
 
-def wording_of(run: Path) -> str:
-    """Returns whose words the judge of a run read, as its summary says; "" without a judge or a summary."""
-    path = run / "summary.json"
-    if not path.exists():
-        return ""
-    return json.loads(path.read_text()).get("wording", "")
+def select(of_row: pd.DataFrame, table: str, column: str) -> pd.DataFrame:
+    """Returns the lines of a row that a column shows, one a seed."""
+    if column in AVERAGES:
+        return of_row[:0]
+    if column in BENCHMARKS:
+        evaluation, metric = BENCHMARKS[column]
+        return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)]
+    metric, temperature, tasks = TOY_TABLES.get(table, OWN_COLUMNS)[column]
+    lines = of_row[(of_row["metric"] == metric) & (of_row["temperature"] == temperature)]
+    if tasks:
+        lines = lines[lines["benchmark"].isin(tasks)]
+    return lines.drop_duplicates("seed")  # format_ok has a line for each of two users
 
 
-def summarize_seeds(values: pd.DataFrame, factor: float) -> dict:
+def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; None for one
-    seed. Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
+    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one seed. Exits
+    with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
-    cell = dict.fromkeys(
-        ("ours", "low", "high", "seed_low", "seed_high", "n", "n_invalid", "task", "fingerprint")
-    )
-    cell["seeds"] = 0
-    if not len(values):  # most cells have no line, and pandas takes its time for those too
-        return cell
-    values = values.dropna(subset="value")  # a seed with too many invalid verdicts has no value
-    seeds = len(values)
-    if seeds == 0:
-        return cell
+    if lines.empty:
+        return {"seeds": 0, "status": "not yet run"}
+    values = lines.dropna(subset="value")  # a seed with too many invalid verdicts has no value
+    if values.empty:
+        return {"seeds": 0, "status": "no headline"}
     names = ", ".join(values["run"])
     if values["fingerprint"].nunique() > 1:
         fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
     if values["seed"].duplicated().any():
         fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
-    first = values.iloc[0]
+    seeds = len(values)
     mean = values["value"].mean()
-    low = first["low"]
-    high = first["high"]
+    half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
+    cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
     if seeds > 1:
-        low, high = interval_over_tasks(values)
-        half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
-        cell["seed_low"] = factor * (mean - half)
-        cell["seed_high"] = factor * (mean + half)
+        cell["low"], cell["high"] = interval_over_tasks(values)
     return cell | {
-        "ours": factor * mean,
-        "low": factor * low,
-        "high": factor * high,
-        "n": first["n"],  # that of each seed, as tasks are part of the fingerprint
+        "ours": mean,
+        "seed_low": mean - half,
+        "seed_high": mean + half,
         "n_invalid": values["n_invalid"].sum(),
-        "task": first["benchmark"],
-        "fingerprint": first["fingerprint"],
+        "task": cell["benchmark"],
         "seeds": seeds,
+        "status": "measured",
     }
 
 
@@ -150,18 +149,134 @@ def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
     task_means.csv with the metric.
     """
     means_of_seeds = []
-    for line in values.itertuples():
-        path = line.folder / "task_means.csv"
-        if not path.exists():
-            return math.nan, math.nan
-        means = pd.read_csv(path, dtype={"task": str})
-        same = (means["benchmark"] == line.benchmark) & (means["metric"] == line.metric)
-        if not pd.isna(line.temperature):
-            same &= means["temperature"] == line.temperature
-        if not same.any():
-            return math.nan, math.nan
-        means_of_seeds.append(means[same])
+    for folder, line in values.groupby("folder", sort=False):
+        path = folder / "task_means.csv"
+        if path.exists():
+            means = pd.read_csv(path, dtype={"task": str}).merge(line[MEASURE])
+            means_of_seeds.append(means)
+    if len(means_of_seeds) < len(values) or min(map(len, means_of_seeds)) == 0:
+        return math.nan, math.nan
     return bootstrap(pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean())
+
+
+# --- 2. tables
+
+
+@functools.cache
+def printed_numbers() -> pd.DataFrame:
+    """Reads every number that the paper prints.
+
+    `row` is the row's name in experiments/table*.sh, "" for models of others that cannot be had.
+    """
+    numbers = pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
+    return numbers.rename(columns={"value": "paper"})
+
+
+def list_cells(table: str, rows: list[str], columns: list[str]) -> list[dict]:
+    """Lists the cells of a table: rows as released, what the paper prints, rows of the user's own.
+
+    A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that the
+    paper prints in this table, else `columns`.
+    """
+    printed = printed_numbers()
+    printed = printed[printed["table"] == table]
+    columns = list(printed["benchmark"].unique()) or columns
+    as_released = []
+    own = []
+    for row in rows:
+        cells = printed[printed["row"] == row.removesuffix(AS_RELEASED)]
+        if cells.empty:
+            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": columns}))
+        elif row.endswith(AS_RELEASED):
+            as_released.append(cells.assign(row=row, section="as released"))
+    return pd.concat([*as_released, printed, *own]).to_dict("records")
+
+
+def build_table(table: str, rows: list[str], index: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Builds a table with our number, its intervals and the printed one: one line a row and column."""
+    lines_of = dict(list(index.groupby("row")))
+    lines = []
+    for cell in list_cells(table, rows, columns):
+        of_row = lines_of.get(cell["row"], index[:0])
+        line = summarize_seeds(select(of_row, table, cell["benchmark"])) | cell | {"table": table}
+        if not cell["row"]:
+            line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
+            line["status"] = "model of others"
+        if cell["benchmark"] in JUDGED and line["seeds"]:
+            line["wording"] = wording_of(line["folder"])
+        lines.append(line)
+    numbers = pd.DataFrame(lines, columns=[*NUMBERS, "task", "fingerprint"])
+    numbers.loc[numbers["benchmark"].isin(PERCENT), SCALED] *= 100
+
+    for cell in numbers[numbers["benchmark"].isin(AVERAGES)].itertuples():
+        of_row = numbers[numbers["row"] == cell.row]
+        parts = of_row[of_row["benchmark"].isin(AVERAGES[cell.benchmark])]
+        seeds = parts["seeds"].min()
+        if seeds and seeds == parts["seeds"].max():
+            average = [parts["ours"].mean(), seeds, "measured"]
+            numbers.loc[cell.Index, ["ours", "seeds", "status"]] = average
+    numbers["difference"] = numbers["ours"] - numbers["paper"]
+    return numbers
+
+
+def wording_of(run: Path) -> str:
+    """Returns whose words the judge of a run read, as its summary says."""
+    path = run / "summary.json"
+    if not path.exists():
+        return "unknown"
+    return json.loads(path.read_text()).get("wording", "unknown")
+
+
+# --- 3. tables for people
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """Lays out a table of texts, without its index."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in [table.columns, *table.values]]
+    return "\n".join([head, "|" + "---|" * len(table.columns), *body])
+
+
+def write_cell(cell, digits: int, alone: str) -> str:
+    """Writes `ours ± half the interval over tasks, ± over seeds (the paper's)`, each where there is one.
+
+    A number without an interval over tasks has the format `alone`.
+    """
+    text = ""
+    if not pd.isna(cell.low):
+        text = f"{cell.ours:.{digits}f} ± {(cell.high - cell.low) / 2:.{digits}f}"
+    elif not pd.isna(cell.ours):
+        text = f"{cell.ours:{alone}}"
+    if not pd.isna(cell.seed_low):
+        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds} seeds"
+    if not pd.isna(cell.paper):
+        text += f" ({cell.paper:g})"
+    return text.strip()
+
+
+def write_cells(numbers: pd.DataFrame, digits: int, alone: str) -> pd.DataFrame:
+    """Writes the cells of a table, by row and column."""
+    texts = [write_cell(cell, digits, alone) for cell in numbers.itertuples()]
+    cells = pd.Series(texts, [numbers["row"], numbers["benchmark"]]).unstack(fill_value="")
+    return cells.loc[numbers["row"].unique(), numbers["benchmark"].unique()]
+
+
+def paper_markdown(numbers: pd.DataFrame) -> str:
+    texts = write_cells(numbers, digits=1, alone=".1f")
+    states = numbers.groupby("row")["status"].agg(["first", "nunique"])
+    texts["status"] = states["first"].where(states["nunique"] == 1, "partly measured")
+    return markdown_table(texts.reset_index())
+
+
+def toy_markdown(numbers: pd.DataFrame) -> str:
+    """Writes a Markdown table for each kind of rows that have run: those with values in the same columns."""
+    measured = numbers[numbers["status"] != "not yet run"]
+    columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
+    texts = []
+    for _, part in measured.groupby(measured["row"].map(columns_of_row), sort=False):
+        cells = write_cells(part, digits=3, alone=".3g")
+        cells.insert(0, "seeds", part.groupby("row")["seeds"].max().astype(str))
+        texts.append(markdown_table(cells.reset_index()))
+    return "\n\n".join(texts) or "No row has run yet."
 
 
 def counts(table: pd.DataFrame) -> str:
@@ -182,208 +297,26 @@ def judged_unlike(table: pd.DataFrame) -> list[str]:
     """Writes a sentence for each column of a table whose rows were not judged alike."""
     sentences = []
     for (column, _), cells in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
-        groups = cells.groupby("fingerprint", sort=False)["row"].unique().map(", ".join)
+        groups = rows_by(cells, "fingerprint")
         if len(groups) > 1:
             sides = " against ".join(groups)
             sentences.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}")
     return sentences
 
 
-def markdown_table(columns: list[str], lines: list[list[str]]) -> str:
-    """Lays out a table; `lines` are its cells."""
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in [columns, *lines]]
-    return "\n".join([head, "|" + "---|" * len(columns), *body])
-
-
-def cells_of_rows(table: pd.DataFrame, columns: list[str], write: Callable) -> dict[str, list[str]]:
-    """Returns {row: what `write` says of its cell in each column, "" without one}."""
-    cells = {(cell.row, cell.benchmark): write(cell) for cell in table.itertuples()}
-    lines = {}
-    for row in table["row"].unique():
-        lines[row] = [cells.get((row, column), "") for column in columns]
-    return lines
-
-
-# --- 2. the paper's tables
-
-
-@functools.cache
-def printed_numbers() -> pd.DataFrame:
-    """Reads every number that the paper prints.
-
-    `row` is the row's name in experiments/table*.sh, "" for models of others that cannot be had.
-    """
-    return pd.read_csv(PAPER, dtype={"table": str}, keep_default_na=False)
-
-
-def printed_cells(table: str, row: str) -> pd.DataFrame:
-    """Returns what a table prints of a row; of a row as released, what it prints of the row that it repeats."""
-    printed = printed_numbers()
-    return printed[(printed["table"] == table) & (printed["row"] == row.removesuffix(AS_RELEASED))]
-
-
-class OwnCell(NamedTuple):
-    """A cell of a row that the paper does not have."""
-
-    table: str
-    benchmark: str
-    value: float = math.nan
-
-
-def paper_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
-    """Builds a table with our number, its intervals and the printed one: one line a row and column.
-
-    `rows` names the rows of experiments/: those as released stand above what the paper prints, those of the user's own
-    below it, with every column of the table and without a printed number.
-    """
-    lines_of = dict(list(index.groupby(["row", "evaluation", "metric"])))
-    lines = []
-    for row in rows:
-        if row.endswith(AS_RELEASED):
-            for cell in printed_cells(table, row).itertuples():
-                lines.append(cell_line(cell, row, "as released", lines_of))
-    printed = printed_numbers()
-    for cell in printed[printed["table"] == table].itertuples():
-        lines.append(cell_line(cell, cell.row, cell.section, lines_of))
-    columns = list(printed.loc[printed["table"] == table, "benchmark"].unique()) or list(BENCHMARKS)
-    for row in rows:
-        if printed_cells(table, row).empty:
-            for column in columns:
-                cell = OwnCell(table, column)
-                lines.append(cell_line(cell, row, "own", lines_of))
-    add_averages(lines)
-    return pd.DataFrame(lines)
-
-
-def cell_line(cell, row: str, section: str, lines_of: dict[tuple[str, str, str], pd.DataFrame]) -> dict:
-    """Returns the line of a printed number; `ours` of an average is left to `add_averages`.
-
-    `lines_of` has the index's lines by row, evaluation and metric.
-    """
-    evaluation, metric, factor = BENCHMARKS.get(cell.benchmark, ("", "", 1))
-    same = lines_of.get((row, evaluation, metric), NO_LINES)
-    wording = ""
-    numbers = summarize_seeds(same, factor)
-    if numbers["seeds"] and cell.benchmark in JUDGED:
-        wording = wording_of(same.dropna(subset="value")["folder"].iloc[0]) or "unknown"
-
-    paper = float(cell.value)
-    difference = None
-    if numbers["seeds"]:
-        status = "measured"
-        difference = numbers["ours"] - paper
-    elif len(same):
-        status = "no headline"
-    elif not row:
-        status = "model of others"
-    else:
-        status = "not yet run"
-
-    name = row or f"{cell.model_name or cell.backbone} ({cell.training})"
-    line = {"table": cell.table, "row": name, "section": section, "benchmark": cell.benchmark}
-    return line | numbers | {"paper": paper, "difference": difference, "status": status, "wording": wording}
-
-
-def add_averages(lines: list[dict]) -> None:
-    """Fills in our averages: the mean of a row's columns, if all are measured with the same number of seeds."""
-    cells = {(line["section"], line["row"], line["benchmark"]): line for line in lines}
-    for line in lines:
-        if line["benchmark"] not in AVERAGES:
-            continue
-        parts = [cells[line["section"], line["row"], column] for column in AVERAGES[line["benchmark"]]]
-        seeds = {part["seeds"] for part in parts}
-        if len(seeds) > 1 or 0 in seeds:
-            continue
-        line["ours"] = sum(part["ours"] for part in parts) / len(parts)
-        line["difference"] = line["ours"] - line["paper"]
-        line["seeds"] = seeds.pop()
-        line["status"] = "measured"
-
-
 def wordings(table: pd.DataFrame) -> list[str]:
     """Writes for each judged column whose words its judges read."""
     sentences = []
-    for column, cells in table[table["wording"] != ""].groupby("benchmark", sort=False):
-        sides = []
-        for wording, part in cells.groupby("wording", sort=False):
-            sides.append(f"{wording} ({', '.join(part['row'].unique())})")
-        sentences.append(f"Judge's instructions of {column}: {'; '.join(sides)}.")
+    for column, cells in table.dropna(subset="wording").groupby("benchmark", sort=False):
+        groups = rows_by(cells, "wording")
+        sides = "; ".join(groups.index + " (" + groups + ")")
+        sentences.append(f"Judge's instructions of {column}: {sides}.")
     return sentences
 
 
-def intervals(cell, digits: int) -> str:
-    """Writes ` ± half the interval` over tasks, then over seeds; each only if the cell has it."""
-    text = ""
-    if not pd.isna(cell.low):
-        text += f" ± {(cell.high - cell.low) / 2:.{digits}f}"
-    if not pd.isna(cell.seed_low):
-        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds} seeds"
-    return text
-
-
-def paper_cell(cell) -> str:
-    """Writes `ours ± intervals (paper's)`, each where there is one."""
-    text = ""
-    if not pd.isna(cell.ours):
-        text = f"{cell.ours:.1f}{intervals(cell, digits=1)} "
-    if not pd.isna(cell.paper):
-        text += f"({cell.paper:g})"
-    return text.strip()
-
-
-def paper_markdown(table: pd.DataFrame) -> str:
-    columns = list(table["benchmark"].unique())
-    states = table.groupby("row")["status"].unique()
-    lines = []
-    for row, cells in cells_of_rows(table, columns, paper_cell).items():
-        status = states[row][0] if len(states[row]) == 1 else "partly measured"
-        lines.append([row, *cells, status])
-    return markdown_table(["row", *columns, "status"], lines)
-
-
-# --- 3. the toy tables
-
-
-def toy_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
-    """Builds a table of toy rows: one line a row and column."""
-    lines_of = dict(list(index.groupby("row")))
-    lines = []
-    for row in rows:
-        of_row = lines_of.get(row, index[:0])
-        for column, (metric, temperature, tasks) in COLUMNS.get(table, OWN_COLUMNS).items():
-            same = (of_row["metric"] == metric) & (of_row["temperature"] == temperature)
-            if tasks:
-                same &= of_row["benchmark"].isin(tasks)
-            values = of_row[same].drop_duplicates("seed")  # format_ok has a line for each of two users
-            numbers = summarize_seeds(values, 1)
-            status = "toy"
-            if not numbers["seeds"]:
-                status = "no headline" if len(values) else "not yet run"
-            lines.append({"table": table, "row": row, "benchmark": column, **numbers, "status": status})
-    return pd.DataFrame(lines)
-
-
-def toy_cell(cell) -> str:
-    if pd.isna(cell.ours):
-        return ""
-    if pd.isna(cell.low):
-        return f"{cell.ours:.3g}{intervals(cell, digits=3)}"
-    return f"{cell.ours:.3f}{intervals(cell, digits=3)}"
-
-
-def toy_markdown(table: pd.DataFrame) -> str:
-    """Writes a Markdown table for each kind of rows that have run: those with values in the same columns."""
-    measured = table[table["status"] != "not yet run"]
-    columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
-    texts = []
-    for columns in columns_of_row.unique():
-        part = measured[measured["row"].map(columns_of_row) == columns]
-        seeds = part.groupby("row")["seeds"].max()
-        lines = []
-        for row, cells in cells_of_rows(part, columns, toy_cell).items():
-            lines.append([row, str(seeds[row]), *cells])
-        texts.append(markdown_table(["row", "seeds", *columns], lines))
-    return "\n\n".join(texts) or "No row has run yet."
+def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
+    """Returns the names of the rows with each value of `key`, as one text."""
+    return cells.groupby(key, sort=False)["row"].unique().map(", ".join)
 
 
 # --- 4. all of them
@@ -402,27 +335,29 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     for table, blocks in rows.items():
         first = next(iter(blocks.values()))
         index = read(results / first.folder)
-        if first.evaluations == ["gold"]:
-            name = table
-            numbers = toy_table(table, list(blocks), index)
-            markdown = toy_markdown(numbers)
-            numbers = numbers.round(4)
-            notes = [VARIANCE]
-        else:
+        name = table
+        if table.isdecimal():
             name = f"table{table}"
-            numbers = paper_table(table, list(blocks), index)
+        if first.evaluations == ["gold"]:
+            numbers = build_table(table, list(blocks), index, list(TOY_TABLES.get(table, OWN_COLUMNS)))
+            markdown = toy_markdown(numbers)
+            notes = [VARIANCE]
+            shown = numbers[NUMBERS].drop(columns=["section", "paper", "difference", "wording"])
+            shown = shown.replace("measured", "toy").round(4)
+        else:
+            numbers = build_table(table, list(blocks), index, list(BENCHMARKS))
             markdown = paper_markdown(numbers)
-            notes = [PRINTED, VARIANCE]
+            notes = [PRINTED, VARIANCE, *wordings(numbers)]
+            shown = numbers[NUMBERS]
             if numbers["benchmark"].isin(AVERAGES).any():
-                notes.append(AVERAGED)
-            notes += wordings(numbers)
+                notes.insert(2, AVERAGED)
 
         if numbers["n"].notna().any():
             notes.append(counts(numbers))
         for sentence in judged_unlike(numbers):
             print(f"WARNING: {name}, {sentence}", file=sys.stderr)
             notes.append(sentence)
-        numbers.drop(columns=["task", "fingerprint"]).to_csv(folder / f"{name}.csv", index=False)
+        shown.to_csv(folder / f"{name}.csv", index=False)
         texts[name] = "\n\n".join([markdown, *notes])
         (folder / f"{name}.md").write_text(texts[name] + "\n")
     return texts

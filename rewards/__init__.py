@@ -187,9 +187,9 @@ def check(args, prompts: list[dict], accelerator) -> None:
             fail("--rewards process needs --reward-args process.model=file.py:function")
         load_function(parts["process"].options["model"])
     if "code" in parts:
-        from rewards.sandbox import announce_barrier
+        from rewards import sandbox
 
-        announce_barrier()
+        sandbox.check(args.unsafe_code)
 
 
 def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:

@@ -1,6 +1,4 @@
-"""Rewards for the form of a completion (format, length, repetition, overlong), and advantages of pass@k."""
-
-from math import comb
+"""Rewards for the form of a completion: format, length, repetition, overlong."""
 
 from rewards.shared import Values, in_groups
 
@@ -59,35 +57,3 @@ def overlong(rows: list[dict], max_tokens: int, buffer: int = 0) -> Values:
     buffer = buffer or max_tokens // 4
     over = [row["n_tokens"] - (max_tokens - buffer) for row in rows]
     return [-min(1.0, max(0.0, tokens / buffer)) for tokens in over]
-
-
-def pass_at_k(correct: Values, group_size: int, k: int) -> Values:
-    """Computes advantages that maximise pass@k, the chance that one of k samples is right (2508.10751).
-
-    Of the n samples of a group c are right. The chance is rho = 1 - C(n-c, k) / C(n, k), its standard
-    deviation sigma = sqrt(rho (1 - rho)). The advantage of a right sample is (1 - rho) / sigma. That of a
-    wrong one is (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / sigma. All are 0 where sigma is 0.
-
-    Args:
-        correct: verdicts (P*G,): 1 right, 0 wrong, None unknown. A sample without a verdict is not counted
-            and gets None.
-        k: from 1 to `group_size`.
-    """
-    advantages = []
-    for group in in_groups(correct, group_size):
-        known = [verdict for verdict in group if verdict is not None]
-        n = len(known)
-        n_wrong = sum(verdict < 1 for verdict in known)
-        rho = 1 - comb(n_wrong, k) / comb(n, k) if n >= k else 0.0
-        sigma = (rho * (1 - rho)) ** 0.5
-        for verdict in group:
-            if verdict is None:
-                advantages.append(None)
-            elif sigma == 0:
-                advantages.append(0.0)
-            elif verdict >= 1:
-                advantages.append((1 - rho) / sigma)
-            else:
-                others_all_wrong = comb(n_wrong - 1, k - 1) / comb(n - 1, k - 1)
-                advantages.append((1 - rho - others_all_wrong) / sigma)
-    return advantages

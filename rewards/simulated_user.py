@@ -26,7 +26,7 @@ from string import Template
 
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
-from rlmt.endpoint import TWO_LINES, Endpoint, dollars, token_limits
+from rlmt.endpoint import TWO_LINES, Endpoint, dollars
 from utils import ThinkParts, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
@@ -372,32 +372,18 @@ def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     )
 
 
-def estimate(profiles: list[dict], setting: dict, n_dialogues: int, price: tuple[float, float]) -> str:
-    """Says what an endpoint is asked at most in dialogues with these users, and with a price what that costs.
+def estimate(setting: dict, n_dialogues: int, price: tuple[float, float]) -> str:
+    """Says how often an endpoint is asked at most, and with a price what all that it writes costs at most.
 
-    Assumes 300 tokens for a reply of the model and the user's answer together. Calls that ask again for a reply
-    which cannot be read are not counted.
+    Calls that ask again for a reply which cannot be read are not counted.
     """
     answers = setting["turns"]
     if not setting["answer_last"]:
         answers -= 1
-    no_plan = {"TargetCompletion": "", "activity": "", "analyse": "", "change": 0}
-    prompt_tokens = 0  # of a planner and a speaker for each user
-    for profile in profiles:
-        dialogue = start(profile, setting)
-        for request in (planner_request(dialogue, setting), speaker_request(dialogue, setting, no_plan)):
-            prompt_tokens += token_limits(request)[0]
-
     calls = 2 * answers * n_dialogues
-    history_tokens = 2 * 300 * sum(range(1, answers + 1))  # of a dialogue
-    tokens_in = round(n_dialogues * (answers * prompt_tokens / len(profiles) + history_tokens))
     tokens_out = calls * setting["max_tokens"]
-    most_calls = f"at most {calls} calls if every reply can be read"
-    asked = f"{most_calls}, about {tokens_in} tokens in, at most {tokens_out} out"
-    if not any(price):
-        return asked
-    cost = dollars((tokens_in, tokens_out), price)
-    return f"{asked}, ${cost:.2f}"
+    cost = dollars((0, tokens_out), price)
+    return f"at most {calls} calls if every reply can be read, which write at most {tokens_out} tokens, ${cost:.2f}"
 
 
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:

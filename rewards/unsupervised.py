@@ -5,9 +5,10 @@ from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.verified import normalise_math
 from rlmt.data import read_log
 from rewards.shared import Values, in_groups
-from rewards.verified import final_answer, spell
+from rewards.verified import final_answer
 
 # --- 1. agreement and confidence
 
@@ -18,7 +19,7 @@ def _comparable_answer(response: str) -> str | None:
     if answer is None:
         return None
     try:
-        spelled = spell(answer)
+        spelled = normalise_math(re.sub(r"\\?%", "", answer))
     except ValueError:  # more than one unit
         return answer
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None

@@ -19,7 +19,7 @@ import pytest
 import eval_benchmarks
 import page
 from rlmt import run as runs
-from benchmarks import accuracy, ifbench, ifeval, scoring, verified
+from benchmarks import accuracy, ifeval, scoring, verified
 from benchmarks.table import BENCHMARKS
 from rlmt import data as rlmt_data
 
@@ -393,7 +393,7 @@ def test_zebralogic_scores(tmp_path, capsys):
 # --- HumanEval
 
 
-def test_humaneval(tmp_path):
+def test_humaneval(tmp_path, needs_sandbox):
     folder = shared("humaneval")
     tasks = [json.loads(line) for line in gzip.open(folder / "HumanEval.jsonl.gz")][:6]
     prose = "Sure!\n```python\n{}{}```\nIt runs in O(n)."
@@ -408,32 +408,13 @@ def test_humaneval(tmp_path):
     out = score("humaneval", rows, folder, tmp_path)
     assert [r["correct"] for r in out["rows"]] == [True, False, True, False] * 6
     assert (out["accuracy"], out["n"], out["n_missing"]) == (0.5, 24, 158)
-    assert out["pass@4"] == 1 and len(out["isolation"]) == 1
+    assert out["pass@4"] == 1
     assert [r["program_status"] for r in out["rows"][:4]] == ["ok", "error", "ok", "error"]
     assert "status" not in out["rows"][0]  # rows.jsonl has the generation's under this name
     one = score(
         "humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path
     )
     assert (one["accuracy"], one["n"], one["n_invalid"]) == (1, 7, 1)
-
-
-@pytest.mark.parametrize(
-    "response, code",
-    [
-        ("```python\ndef f(x):\n    return x\n```", "def f(x):\n    return x\n"),
-        ("def f(x): pass", "def f(x): pass"),
-        (
-            "```\nprint(f(1))\n```\n```py\ndef f(x):\n    return 1\n```\n```\nf(2)\n```",
-            "def f(x):\n    return 1\n",
-        ),
-        ("```python\ndef f(x):\n    return x", "def f(x):\n    return x"),
-        ("```\nfoo\n```", "foo\n"),
-        ("```python\ndef f2(x): pass\n```", "def f2(x): pass\n"),
-        ("```\ndef f(a): 1\n```\nbetter:\n```\ndef f(b): 2\n```", "def f(b): 2\n"),
-    ],
-)
-def test_program_of_a_response(response, code):
-    assert verified.program_of(response, "f") == code
 
 
 def test_pass_at_k():
@@ -692,7 +673,7 @@ def test_missing_nltk_data_is_said_before_anything_is_generated(name, known, run
     data = write(tmp_path / "data.jsonl", [IFEVAL_TASK | {"instruction_id_list": [known]}])
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     ifeval.ifeval_checkers.cache_clear()
-    ifbench.require_nltk_data.cache_clear()
+    ifeval.require_nltk_data.cache_clear()
     refuses(run, "python -m nltk.downloader punkt_tab", name, *MODEL, "--data", data, out=tmp_path / "run")
 
 
@@ -705,4 +686,4 @@ def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, t
         "canonical_solution": "",
     }
     data = write(tmp_path / "data.jsonl", [task])
-    refuses(run, "no sandbox can be made here", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")
+    refuses(run, "apt install bubblewrap", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")

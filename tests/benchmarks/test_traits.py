@@ -139,7 +139,7 @@ def test_no_win_rate_above_the_share_of_invalid_replies():
     assert score(orders, 0.05)["traits"]["a"]["win_rate"] == 1
     found = score(orders, 0.049)["traits"]["a"]
     assert found["win_rate"] is None and found["withheld"] == 1
-    with pytest.raises(ValueError, match="4 of 4 replies are invalid, the first: prose"):
+    with pytest.raises(ValueError, match="the first error: prose"):
         score([(None, None)] * 2)
 
 
@@ -203,23 +203,21 @@ def test_lists_of_traits():
 # --- pairs
 
 
-def test_every_row_that_is_not_used_is_listed(tmp_path):
+def test_every_row_that_is_not_used_is_counted(tmp_path):
     rl = [row(0, "old", step=1), row(0, "new", step=2), row(0, "second sample", step=2), row(2, " \n")]
     rl += [row(3, "cut", status="truncated"), row(4, "x", temperature=0.0), row(5, "alone"), row(6, "y")]
     sft = [row(0, "plan 0"), row(6, "z", status="nested"), row(6, "fine")]
     paths = {"generations": write(tmp_path / "a.jsonl", rl), "baseline": write(tmp_path / "b.jsonl", sft)}
-    pairs, dropped = traits.match_plans(traits.Args(**paths, temperature=0.7))
+    pairs, not_used = traits.match_plans(traits.Args(**paths, temperature=0.7))
     found = sorted((pair["id"], pair["model"], pair["baseline"]) for pair in pairs)
     assert found == [("t0", "new", "plan 0"), ("t6", "y", "fine")]
-    listed = {(Path(drop["file"]).name, drop["line"]): drop["reason"] for drop in dropped}
-    assert listed == {
-        ("a.jsonl", 1): "another row of its id",
-        ("a.jsonl", 3): "another row of its id",
-        ("a.jsonl", 4): "no thinking",
-        ("a.jsonl", 5): "status truncated",
-        ("a.jsonl", 6): "another temperature",
-        ("a.jsonl", 7): "no plan in the other file",
-        ("b.jsonl", 2): "status nested",
+    assert not_used == {
+        "another row of its id": 2,
+        "no thinking": 1,
+        "status truncated": 1,
+        "status nested": 1,
+        "another temperature": 1,
+        "no plan in the other file": 1,
     }
 
 
@@ -317,11 +315,7 @@ def test_traits_are_found_merged_and_compared_on_other_prompts(serve, files, tmp
         serve(counting_judge), tmp_path / "again", files, traits=str(tmp_path / "run" / "traits.json")
     )
     assert again["traits"] == out["traits"]
-    same = {key for key in again["fingerprint"] if again["fingerprint"][key] == out["fingerprint"][key]}
-    assert same == set(out["fingerprint"]) - {
-        "judge_url",
-        "hash",
-    }  # each run has a judge at an address of its own
+    assert again["fingerprint"] != out["fingerprint"]  # a judge at another address
 
 
 def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, exits):
@@ -336,7 +330,7 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, exits):
     theirs = run(server, tmp_path / "theirs", args, template=str(folder))
     assert theirs["traits"] == own["traits"]  # this judge counts words, whatever it is asked
     assert (own["wording"], theirs["wording"][:5]) == ("our own", "mine ")
-    assert own["fingerprint"]["hash"] != theirs["fingerprint"]["hash"]
+    assert own["fingerprint"] != theirs["fingerprint"]
     prompts = [request["messages"] for request, _ in server.requests if "MINE" in str(request["messages"])]
     assert len(prompts) == 60 and prompts[0][0] == {"role": "system", "content": 'MINE {"T1": x}'}
     assert "for 2}" in prompts[0][1]["content"] and "First of all {this}." in prompts[0][1]["content"]
@@ -372,7 +366,7 @@ def test_no_traits_or_no_verdicts_end_the_run(serve, files, tmp_path, exits):
         [
             ("How do the two", "They are alike.", "no traits to merge"),
             ("How do the two", '{"traits": []}', "no traits to merge"),
-            ("Several readers", '{"traits": [{"name": "x"}]}', "merges the traits is invalid"),
+            ("Several readers", '{"traits": [{"name": "x"}]}', "no merged traits"),
             ("# Traits", "same", "no prompt has a readable reply"),
         ]
     ):

@@ -81,7 +81,7 @@ def sandbox_row(response: str) -> dict:
     return row | {"tests": TESTS, "entry_point": "f"}
 
 
-def test_gold_and_the_sandbox_agree():
+def test_gold_and_the_sandbox_agree(needs_sandbox):
     """One reads the prompt and works the sum out, the other runs the program on the row's tests."""
     ran = verified.code([sandbox_row(response) for response, _ in ANSWERS])
     for (response, right), value in zip(ANSWERS, ran, strict=True):

@@ -179,7 +179,7 @@ def row_of(config: str) -> str:
 
 def args_of(row: str, monkeypatch, **variables: str):
     """The arguments with which a row of the paper's is trained."""
-    return parse(reproduce.commands_of(BLOCKS[row], {"RESULTS": "r", **variables})[0], monkeypatch)
+    return parse(reproduce.commands_of(BLOCKS[row].script, {"RESULTS": "r", **variables})[0], monkeypatch)
 
 
 def test_rows_as_released_have_the_values_of_the_released_configs(monkeypatch):
@@ -224,7 +224,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
     for block in BLOCKS.values():
         for released in ("", "-as-released"):
             variables = {"RESULTS": "r", "AS_RELEASED": released}
-            for words in reproduce.commands_of(block, variables):
+            for words in reproduce.commands_of(block.script, variables):
                 if "experiments/evaluate.sh" not in words:
                     parsed[block.name, released] = parse(words, monkeypatch)
     assert len(parsed) > 250
@@ -269,9 +269,11 @@ def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
 
 
 def test_a_row_is_evaluated_on_every_benchmark_that_its_table_prints():
+    printed = tables.printed_numbers()
     for table in PAPER_TABLES:
         for row, block in ROWS[table].items():
-            columns = tables.printed_cells(table, row)["benchmark"]
+            of_row = row.removesuffix(tables.AS_RELEASED)
+            columns = printed.loc[(printed["table"] == table) & (printed["row"] == of_row), "benchmark"]
             wanted = {tables.BENCHMARKS[column][0] for column in columns if column in tables.BENCHMARKS}
             assert set(block.evaluations) == wanted, block.name
 
@@ -296,7 +298,7 @@ def shown(name: str, capsys, **fields) -> list[str]:
 
 
 def test_a_row_by_hand(capsys, monkeypatch):
-    released = {"seeds": (3,), "as_released": True, "price": (2.5, 10), "budget": 20}
+    released = {"seeds": (3,), "as_released": True, "judge_flags": "--budget 20 --price 2.5 10"}
     lines = shown("table4/llama3.1-8b-rlhf-gpt4.1mini", capsys, **released)
     assert lines[0].startswith("export SEED=3 RESULTS=results JUDGE_FLAGS='--budget 20 --price 2.5 10' AS_RE")
     launch = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
@@ -328,8 +330,8 @@ def test_a_row_by_hand(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"table": "7"}, "--table '7'"),
-        ({"table": "1", "row": "x"}, "--row 'x'"),
+        ({"table": "7", "run": True}, "--table '7'"),
+        ({"table": "1", "row": "x", "run": True}, "--row 'x'"),
         ({}, "nothing to do"),
         ({"show": "table1/x"}, "no line of experiments/*.sh has this name"),
         (
@@ -337,7 +339,6 @@ def test_a_row_by_hand(capsys, monkeypatch):
             "data/creative_writing, data/mmlu_redux, data/traces.jsonl, data/wildbench.jsonl, data/wildchat_if.jsonl: m",
         ),
         ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
-        ({"table": "1", "row": "llama3.1-8b-rlmt", "run": True, "budget": 9.0}, "--budget needs --price"),
         (
             {"table": "1", "row": "llama3.1-8b-rlmt-as-released", "run": True},
             "checkpoints/llama3.1-8b-rlmt, data/alpacaeval2",
@@ -389,7 +390,8 @@ def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, caps
         return "y" if n == 0 else (404, {"error": {"message": "no such model"}})
 
     server = serve(behave)
-    args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True, judge_url=server.url)
+    args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True)
+    args.judge_flags = f"--judge-url {server.url}"
     args.results = tmp_path / "results"
     with pytest.raises(SystemExit) as error:
         reproduce.main(args)
@@ -458,10 +460,10 @@ def measured(folder: Path, row: str, wording: str = "", **values: float) -> list
     """Lines of the index for a row's columns, whose judges, if any, read these words."""
     lines = []
     for column, value in values.items():
-        evaluation, metric, factor = tables.BENCHMARKS[column]
+        evaluation, metric = tables.BENCHMARKS[column]
         run = f"{row}--{evaluation}"
         common = {"run": run, "benchmark": evaluation, "fingerprint": f"{column} {wording}"}
-        lines.append(common | {"metric": metric, "value": value / factor})
+        lines.append(common | {"metric": metric, "value": value})
         if wording and column in tables.JUDGED:
             make(folder, f"{run}/summary.json")
             (folder / run / "summary.json").write_text(json.dumps({"wording": wording}))
@@ -470,7 +472,7 @@ def measured(folder: Path, row: str, wording: str = "", **values: float) -> list
 
 def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path, capsys):
     chat = {"WB": 10.0, "AE2": 20.0, "AH2": 33.0}
-    seven = chat | {"CWv3": 40.0, "PopQA": 50.0, "IFBench": 60.0, "MMLU_Redux": 70.0}
+    seven = chat | {"CWv3": 40.0, "PopQA": 0.5, "IFBench": 0.6, "MMLU_Redux": 0.7}
     index = measured(tmp_path, "llama3.1-8b-rlmt-s0", "our own", **seven)
     index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "theirs", WB=10.0, AE2=20.0)
     index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "our own", AH2=33.0)
@@ -510,7 +512,7 @@ def test_values_without_a_common_mean_are_refused(tmp_path, capsys):
 
 def test_a_row_of_ones_own_stands_in_the_papers_table(tmp_path):
     write_index(tmp_path, measured(tmp_path, "mine-s0", WB=12.0))
-    rows = {"1": ROWS["1"] | {"mine": reproduce.Block("table1/mine", "", "")}}
+    rows = {"1": ROWS["1"] | {"mine": reproduce.Block("table1/mine", "")}}
     text = tables.render(tmp_path, rows)["table1"]
     line = next(line for line in text.splitlines() if line.startswith("| mine |"))
     assert line.startswith("| mine | 12.0 |") and line.endswith("| partly measured |") and "(" not in line
@@ -574,13 +576,14 @@ row mine/rl from sft grpo --steps 3
 
 def planned(root: Path, blocks: dict, *names: str, seeds=(0,)) -> list[tuple[str, int]]:
     args = reproduce.Args(table="mine", seeds=seeds)
-    return [tuple(job) for job in reproduce.plan(args, [blocks[name] for name in names], blocks, root)]
+    jobs = reproduce.plan(args, [blocks[name] for name in names], blocks, root)
+    return [(block.name, seed) for block, seed in jobs]
 
 
 def run(root: Path, blocks: dict, *names: str, seeds=(0,)) -> None:
     args = reproduce.Args(table="mine", seeds=seeds)
     jobs = reproduce.plan(args, [blocks[name] for name in names], blocks, root)
-    reproduce.run_jobs(jobs, blocks, args, root)
+    reproduce.run_jobs(jobs, args, root)
 
 
 def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):

@@ -173,7 +173,7 @@ def test_words_are_names_weights_and_gates(own):
         (["math:1"], ["code.partial=true"], "with one of math.value, math.no_eos"),
         (["math:1"], ["math.rows=1"], "write NAME.OPTION=VALUE"),
         (["math:1"], ["math.value=ten"], "should be a valid number"),
-        (["code:1"], ["code.workers=2.5"], "should be a valid integer"),
+        (["overlong:1"], ["overlong.buffer=2.5"], "should be a valid integer"),
         (["instructions:1"], ["instructions.rule=losse"], "should be 'strict' or 'loose'"),
         (["OWN:brief:1"], ["brief.limit=many"], "should be a valid integer"),
     ],

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +26,7 @@ from rlmt import chat as templates
 import train_grpo
 from data.toy import world
 from rewards.scorer import Scorer
+from rewards.unsupervised import Collapse
 from rlmt import data as rlmt_data
 from rlmt import chat
 from rlmt import run as rlmt_run
@@ -574,7 +574,12 @@ def test_the_collapse_of_the_groups_that_are_trained_on_is_logged(numbered_promp
     [metrics] = rlmt_data.read_log(tmp_path / "run" / "metrics.jsonl")
     trained = rlmt_data.read_log(tmp_path / "run" / "completions.jsonl")
     assert metrics["dynamic_sampling/attempts"] >= 1 and all(int(row["id"][-1]) % 2 for row in trained)
-    assert metrics["collapse/entropy"] == pytest.approx(fmean(row["mean_entropy"] for row in trained))
+    group_size = json.loads((tmp_path / "run" / "config.json").read_text())["args"]["group_size"]
+    completions = [SimpleNamespace(id=row["id"], response=row["response"]) for row in trained]
+    assert (
+        metrics["collapse/agreement"]
+        == Collapse(tmp_path, group_size).indicators(completions)["collapse/agreement"]
+    )
 
 
 # --- arguments

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import train_grpo
 from data.toy import sums as toy_sums
-from rewards import shaping
 from rlmt import run as rlmt_run
 from script_runs import run_here, weights_of, write_prompts
 
@@ -225,8 +224,10 @@ def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
     flags[1] = "8"
     flags[-1] = "math:1"
     _, steps = run("train_grpo.py", *flags, "--prompts", sums, "--scale-rewards", "pass_at_k", "--overwrite")
-    expected = shaping.pass_at_k([one.correct for one in steps[1]], 8, train_grpo.PASS_AT_K)
-    assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected)
+    rewards_P_G = torch.tensor([one.reward for one in steps[1]]).view(-1, 8)
+    verdicts = [one.correct for one in steps[1]]
+    expected = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, train_grpo.PASS_AT_K)
+    assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected.flatten().tolist())
 
 
 def test_dpo_steps_have_the_rate_of_the_schedule(prompts, tmp_path):
