@@ -59,7 +59,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, write_jsonl
-from rlmt.endpoint import Endpoint, try_endpoint, was_refused
+from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.run import check_run, load_function, parse_args, start_run
 from rlmt.sampler import Sampling, saved_sampler, text_of, wants_vllm
 from benchmarks import sentient, shared
@@ -160,9 +160,15 @@ Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversation
 
 def load_model(args: Args, run: Path) -> AbstractContextManager[Generate]:
     """Gives the function that replies to conversations, by messages or by token ids."""
-    if shared.is_chat(args):
-        return nullcontext(endpoint_model(args, run))
-    return token_model(args, run)
+    if not shared.is_chat(args):
+        return token_model(args, run)
+
+    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
+        if not args.seed:  # none is sent, as in shared.complete_by_endpoint
+            seeds = [0] * len(seeds)
+        return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
+
+    return nullcontext(generate)
 
 
 @contextmanager
@@ -188,37 +194,6 @@ def token_model(args: Args, run: Path) -> Iterator[Generate]:
     how_sampled = shared.how_sampled(args, run)
     with saved_sampler(args.model, tokenizer, sampling, context, **how_sampled) as sampler:
         yield generate
-
-
-def endpoint_model(args: Args, run: Path) -> Generate:
-    """Asks the model behind --model-url. Its replies are kept in model.jsonl.
-
-    A conversation that the endpoint refuses for good has no reply: it is too long, or a content filter stops it.
-    """
-    model = shared.model_endpoint(args, run)
-    sampling = shared.endpoint_sampling(args, args.temperature)
-
-    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-        requests = []
-        for messages, seed in zip(conversations, seeds, strict=True):
-            request = {"messages": messages, **sampling}
-            if args.seed:  # with 0 none, as in shared.complete_by_endpoint
-                request["seed"] = seed
-            requests.append(request)
-        answers = model.ask(requests, name="model")
-        replies = []
-        for reply in answers:
-            if was_refused(reply.error):
-                replies.append(reply.error)
-                continue
-            if reply.error:
-                fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
-            finished = reply.choice.get("finish_reason") != "length"
-            _, n_tokens = reply.usage
-            replies.append((reply.text, finished, n_tokens))
-        return replies
-
-    return generate
 
 
 # --- 3. the dialogues

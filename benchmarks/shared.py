@@ -321,35 +321,50 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url; model.jsonl keeps them, so none is paid for twice.
+    """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed 0."""
+    seeds = []
+    for place, task in enumerate(tasks):
+        seed = 0
+        if args.seed or task.get("sample"):  # equal requests would share one reply
+            seed = args.seed * 1_000_003 + place  # as generate
+        seeds.append(seed)
+    answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
+    refusals = []
+    for task, answer in zip(tasks, answers):
+        if isinstance(answer, str):
+            refusals.append(f"task {task['id']} is refused: {answer}")
+            answer = None, True, 0
+        yield task, *answer, False
+    print_first(refusals)
 
-    Some servers know no field `seed` and refuse it. So the first answer to each task has none with --seed 0.
+
+def ask_by_messages(
+    args, conversations: list[list[dict]], seeds: list[int], temperature: float, run: Path
+) -> list[tuple[str, bool, int] | str]:
+    """Returns the replies of --model-url: text, whether it has ended, its tokens; or why it is refused for good.
+
+    model.jsonl keeps them, so none is paid for twice. A seed of 0 is not sent, as some servers know no such field.
     """
     model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
     requests = []
-    for place, task in enumerate(tasks):
-        request = {"messages": task["messages"], **sampling}
-        if args.seed or task.get("sample"):  # equal requests would share one reply
-            request["seed"] = args.seed * 1_000_003 + place  # as generate
+    for messages, seed in zip(conversations, seeds, strict=True):
+        request = {"messages": messages, **sampling}
+        if seed:
+            request["seed"] = seed
         requests.append(request)
-
     for first_reply in model.ask(requests[:5], name="generate"):
         check_plain(args, first_reply.text)  # before all are paid for
-    replies = model.ask(requests, name="generate")
-    refusals = []
-    for task, reply in zip(tasks, replies):
+    answers = []
+    for reply in model.ask(requests, name="generate"):
         if was_refused(reply.error):
-            refusals.append(f"task {task['id']} is refused: {reply.error}")
-    print_first(refusals)
-    for task, reply in zip(tasks, replies):
-        if was_refused(reply.error):
-            yield task, None, True, 0, False
+            answers.append(reply.error)
             continue
         if reply.error:
-            fail(f"task {task['id']}: {reply.error}; run the same command with --resume to go on")
+            fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
         finished = reply.choice.get("finish_reason") != "length"
-        yield task, reply.text, finished, reply.usage[1], False
+        answers.append((reply.text, finished, reply.usage[1]))
+    return answers
 
 
 def count_tokens(tokenizer, text: str) -> int | None:
