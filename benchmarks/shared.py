@@ -211,6 +211,10 @@ def model_endpoint(args, run: Path) -> Endpoint:
 def endpoint_sampling(args, temperature: float) -> dict:
     """Returns the sampling parameters of a request to --model-url."""
     sampling = {"temperature": temperature, "top_p": args.top_p, "max_tokens": args.max_tokens}
+    stop = stop_string(think_format(args))
+    if stop:
+        sampling["stop"] = [stop]
+        sampling["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
     if args.chat_template_args:  # the key is vLLM's name for them
         sampling["chat_template_kwargs"] = read_template_args(args.chat_template_args)
     return sampling

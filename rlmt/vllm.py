@@ -220,6 +220,9 @@ def serve(
     if DEVICE != "cuda":  # as in Engine
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]
 
+    # a proxy of the environment is for other machines
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    os.environ["no_proxy"] = f"{others},127.0.0.1"
     with open(log, "w") as file:
         server = subprocess.Popen(
             words,
@@ -359,8 +362,6 @@ class Args:
     """Folder or hub name."""
     log: Path = Path("vllm.log")
     """File for what the server prints."""
-    model_url: str = ""
-    """If there is a server already, none is started."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """As in the evaluation scripts, and the flags below."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -369,11 +370,11 @@ class Args:
 
 
 def main(args: Args) -> None:
-    """Prints the URL of a server and keeps it until the parent ends; an empty line if no server is needed."""
+    """Prints the URL of a server and keeps it until the parent ends; an empty line if vLLM is not wanted."""
     from rlmt.sampler import wants_vllm  # which imports this file where vLLM is wanted
 
     parent = os.getppid()
-    if args.model_url or not wants_vllm(args.rollout):
+    if not wants_vllm(args.rollout):
         print(flush=True)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())

@@ -368,6 +368,7 @@ def test_what_is_finished_is_not_judged_again_with_templates(tmp_path):
     make(tmp_path, f"templates/{file}", "model/model.safetensors", "results/m--wildbench/summary.json")
     make(tmp_path, "results/m--alpacaeval2/config.json")  # was interrupted
     variables = {"RESULTS": str(tmp_path / "results"), "TEMPLATES": str(tmp_path / "templates")}
+    variables["MODEL_FLAGS"] = "--model-url http://h/v1"  # a server that is there: none is started
 
     def evaluated() -> list[str]:
         command = f"set -- {tmp_path}/model m wildbench alpacaeval2\n"

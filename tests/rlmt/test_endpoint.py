@@ -344,6 +344,14 @@ def test_two_clients_of_a_store_see_each_others_replies(serve, client):
 # --- whose key goes where
 
 
+def test_a_store_of_a_judge_whose_url_changes(serve, client):
+    servers = [serve(lambda text, n: "7") for _ in range(2)]
+    for server in servers:
+        judge = client(server, known_as="local:judge")
+        assert [reply.text for reply in judge.ask(ask_for("a", "b"))] == ["7", "7"]
+    assert [len(server.requests) for server in servers] == [2, 0]
+
+
 def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
     """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay here too."""
     foreign = serve(lambda text, n: text)
@@ -448,7 +456,7 @@ def test_a_zero_model_is_asked_to_stop_at_its_closing_tag_and_to_keep_it(serve, 
 
 def test_thinking_that_nothing_announces_is_not_judged_as_a_part_of_the_answer(serve, tmp_path, exits):
     server = serve(lambda text, n: "<think> z </think> y")
-    assert "--think-format think" in exits(answer, server, tmp_path / "a", "Hi")
+    assert "--think-format tags" in exits(answer, server, tmp_path / "a", "Hi")
     assert answer(server, tmp_path / "b", "Hi", think_format="plain")[0]["response"] == "<think> z </think> y"
     assert answer(server, tmp_path / "c", "Hi", think_format="think")[0]["response"] == "y"
 
