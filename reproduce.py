@@ -62,7 +62,7 @@ class Args:
     results: Path = Path("results")
     """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
     judge_flags: str = ""
-    """How the judges are asked, as one text: flags of the evaluations, such as "--judge-url URL --budget 20 --price 2.5 10".
+    """How the judges are asked, as one text: --judge-flags="--judge-url URL --budget 20 --price 2.5 10".
     The budget is that of each evaluation; the price is the dearest judge's."""
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid

@@ -4,7 +4,7 @@
 # reward on thinking and response instead of the response; and an evaluation by the gold checklist, which neither policy
 # nor reward model ever sees. An interrupted demo goes on where it was.
 #
-# Writes into $RESULTS: table.md, table.csv, curves.csv, curves.png, overoptimisation.png; runs/ has the run folders, and
+# Writes into $RESULTS: table.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
 # runs/logs/ what each command printed.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.

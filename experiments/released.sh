@@ -1,6 +1,6 @@
 # The checkpoints that the paper's authors publish, evaluated as they are: rows of tables 1 and 3, before anything is trained.
 #
-# Each is a folder of $CHECKPOINTS, or a link to one, with the name of our row: hf download NAME --local-dir checkpoints/ROW
+# Each is a folder in checkpoints/, or a link to one, with the name of our row: hf download NAME --local-dir checkpoints/ROW
 # docs/paper.md says where the names are. reproduce.py leaves out the rows without a folder.
 set -euo pipefail
 . experiments/rows.sh

@@ -3,7 +3,6 @@
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
-import functools
 import json
 import math
 import sys
@@ -162,7 +161,6 @@ def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
 # --- 2. tables
 
 
-@functools.cache
 def printed_numbers() -> pd.DataFrame:
     """Reads every number that the paper prints.
 
@@ -330,28 +328,29 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    read = functools.cache(read_index)
     texts = {}
     for table, blocks in rows.items():
         first = next(iter(blocks.values()))
-        index = read(results / first.folder)
+        index = read_index(results / first.folder)
         name = table
         if table.isdecimal():
             name = f"table{table}"
         if first.evaluations == ["gold"]:
             numbers = build_table(table, list(blocks), index, list(TOY_TABLES.get(table, OWN_COLUMNS)))
             markdown = toy_markdown(numbers)
-            notes = [VARIANCE]
             shown = numbers[NUMBERS].drop(columns=["section", "paper", "difference", "wording"])
             shown = shown.replace("measured", "toy").round(4)
         else:
             numbers = build_table(table, list(blocks), index, list(BENCHMARKS))
             markdown = paper_markdown(numbers)
-            notes = [PRINTED, VARIANCE, *wordings(numbers)]
             shown = numbers[NUMBERS]
-            if numbers["benchmark"].isin(AVERAGES).any():
-                notes.insert(2, AVERAGED)
 
+        notes = [VARIANCE]
+        if numbers["paper"].notna().any():
+            notes.insert(0, PRINTED)
+        if numbers["benchmark"].isin(AVERAGES).any():
+            notes.append(AVERAGED)
+        notes += wordings(numbers)
         if numbers["n"].notna().any():
             notes.append(counts(numbers))
         for sentence in judged_unlike(numbers):
