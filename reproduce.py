@@ -214,7 +214,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
             if status(root, block, seed) != "done":
                 jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
     if not jobs:
-        print(f"all is done in {root}; --results DIR makes it anew", flush=True)
+        print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
 
 
@@ -267,8 +267,7 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
             if "experiments/evaluate.sh" in words:
                 for evaluation in commands_of(shlex.join(words), variables):
                     inputs |= inputs_of(evaluation)
-                    if "--judge" in evaluation:
-                        judge = evaluation[evaluation.index("--judge") + 1]
+                    for judge in re.findall(r"--judge (\S+)", " ".join(evaluation)):
                         judges[judge] = replace(judging, judge=judge)
 
     missing = sorted(path for path in inputs if not (HERE / path).exists())
@@ -342,9 +341,9 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     if args.table not in rows:
         fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
-    if args.row and args.row not in in_table:
-        fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
     if args.row:
+        if args.row not in in_table:
+            fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
         return [in_table[args.row]]
     wanted = []
     for row, block in in_table.items():

@@ -1,7 +1,8 @@
 # The checkpoints that the paper's authors publish, evaluated as they are: rows of tables 1 and 3, before anything is trained.
 #
 # Each is a folder in checkpoints/, or a link to one, with the name of our row: hf download NAME --local-dir checkpoints/ROW
-# Its name also says its format and how many tokens it may write (rows.sh). docs/paper.md says where the names are. reproduce.py leaves out the rows without a folder.
+# rows.sh takes its format and limit of tokens from that name. docs/paper.md says where the NAMEs are. reproduce.py leaves out
+# the rows without a folder.
 set -euo pipefail
 . experiments/rows.sh
 
