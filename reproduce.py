@@ -87,7 +87,7 @@ class Block:
     name: str
     """table1/ROW, ..., toy/ROW or rewards/ROW of an evaluation; without a slash for the others."""
     script: str
-    """The lines before the first row, stage or preparation of its file, and its own, with ONLY=train or evaluate."""
+    """The settings at the top of its file, and its line with ONLY=train or evaluate."""
     needs: tuple[str, ...] = ()
     is_preparation: bool = False
     """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs whenever a
@@ -191,9 +191,9 @@ Job = tuple[Block, int]  # a block, and the seed with which it runs
 
 
 def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None) -> list[Job]:
-    """Lists the jobs of a block that is not done in `root`: those of what it needs, each after its needs, and its own.
+    """Lists the jobs of what a block needs, each after its needs, then its own; none that is done in `root`.
 
-    Without a root all are listed, done or not; some may be there twice.
+    Without a root all are listed. Some may be there twice.
     """
     jobs = []
     for name in block.needs:

@@ -235,7 +235,8 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
     met = tasks[tasks["metric"] == "prompt_strict"].set_index("task")["mean"]
     rows = pd.DataFrame(read_log(evaluation / "rows.jsonl"))
     is_cut_off = (rows["status"] == "truncated").set_axis(rows["key"].astype(str))
-    return pd.DataFrame({name: met, f"{name}_cut_off": is_cut_off.astype(float)}).add_prefix("ifeval-", axis=0)
+    table = pd.DataFrame({name: met, f"{name}_cut_off": is_cut_off.astype(float)})
+    return table.add_prefix("ifeval-", axis=0)
 
 
 def read_run(runs: Path, name: str) -> pd.DataFrame:

@@ -59,10 +59,13 @@ REWARDS_COLUMNS = {
 }
 TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
-# of a table as csv
-NUMBERS = "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference status wording".split()
+NUMBERS = (  # columns of a table as csv
+    "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference "
+    "status wording"
+).split()
 SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
-MEASURE = ["benchmark", "metric", "temperature"]  # what a line of runs.csv and of a run's task_means.csv is about
+# what a line of runs.csv, or of a run's task_means.csv, is about
+MEASURE = ["benchmark", "metric", "temperature"]
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
