@@ -62,7 +62,7 @@ class Args:
     results: Path = Path("results")
     """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
     judge_flags: str = ""
-    """How the judges are asked, as one text: flags of the evaluations, such as "--judge-url URL --budget 20 --price 2.5 10".
+    """How the judges are asked, as one text: --judge-flags="--judge-url URL --budget 20 --price 2.5 10".
     The budget is that of each evaluation; the price is the dearest judge's."""
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
@@ -87,7 +87,7 @@ class Block:
     name: str
     """table1/ROW, ..., toy/ROW or rewards/ROW of an evaluation; without a slash for the others."""
     script: str
-    """The lines before the first row, stage or preparation of its file, and its own, with ONLY=train or evaluate."""
+    """The settings at the top of its file, and its line with ONLY=train or evaluate."""
     needs: tuple[str, ...] = ()
     is_preparation: bool = False
     """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs whenever a
@@ -191,9 +191,9 @@ Job = tuple[Block, int]  # a block, and the seed with which it runs
 
 
 def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None) -> list[Job]:
-    """Lists the jobs of a block that is not done in `root`: those of what it needs, each after its needs, and its own.
+    """Lists the jobs of what a block needs, each after its needs, then its own; none that is done in `root`.
 
-    Without a root all are listed, done or not; some may be there twice.
+    Without a root all are listed. Some may be there twice.
     """
     jobs = []
     for name in block.needs:
@@ -214,7 +214,7 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
             if status(root, block, seed) != "done":
                 jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
     if not jobs:
-        print(f"all is done in {root}; --results DIR makes it anew", flush=True)
+        print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
 
 
@@ -267,8 +267,7 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
             if "experiments/evaluate.sh" in words:
                 for evaluation in commands_of(shlex.join(words), variables):
                     inputs |= inputs_of(evaluation)
-                    if "--judge" in evaluation:
-                        judge = evaluation[evaluation.index("--judge") + 1]
+                    for judge in re.findall(r"--judge (\S+)", " ".join(evaluation)):
                         judges[judge] = replace(judging, judge=judge)
 
     missing = sorted(path for path in inputs if not (HERE / path).exists())
@@ -342,9 +341,9 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     if args.table not in rows:
         fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
-    if args.row and args.row not in in_table:
-        fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
     if args.row:
+        if args.row not in in_table:
+            fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
         return [in_table[args.row]]
     wanted = []
     for row, block in in_table.items():

@@ -19,6 +19,12 @@ set -euo pipefail
 LAUNCH="accelerate launch --config_file accelerate/1gpu.yaml"
 export SEED RESULTS
 
+# train SCRIPT NAME FLAGS...: trains $RUN-NAME-s$SEED
+RUN=$CARD-$MODEL
+train() {
+  $LAUNCH "train_$1.py" "${@:3}" --report-to "$REPORT_TO" --seed "$SEED" --out "$RESULTS/$RUN-$2-s$SEED" --resume
+}
+
 # evaluate MODEL NAME: all of $BENCHMARKS, if there are any
 evaluate() {
   if [ -n "$BENCHMARKS" ]; then
@@ -39,49 +45,36 @@ case $CARD/$MODEL in # how the warm start fits the card
   24gb/llama3.2-1b) SFT="--optim adamw_8bit --learning-rate 1e-5" ;;
   *) SFT="--preset $CARD" ;;
 esac
-inputs="$TRACES $PROMPTS"
-if [[ " $BENCHMARKS " == *" mmlu_redux "* ]]; then
-  inputs+=" data/mmlu_redux"
-fi
-missing=""
-for input in $inputs; do
+for input in "$TRACES" "$PROMPTS"; do
   if [[ $input == data/* && ! -e ${input%%:*} ]]; then # other names may be on the hub
-    missing+=" $input"
+    echo "error: $input: missing; README.md, \"A run on one GPU\", has the command that makes it" >&2
+    exit 2
   fi
 done
-if [ -n "$missing" ]; then
-  echo "error: missing:$missing; README.md, \"A run on one GPU\", has the commands that make them" >&2
-  exit 2
-fi
 # hub data sets, NLTK's data, judges, lengths: a dry run with the model from which all start. It needs no chat template then
-MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$CARD-$MODEL-dry-run"
+MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$RUN-dry-run"
+
+THINK=$RUN-sft-think-s$SEED
+PLAIN=$RUN-sft-plain-s$SEED
 
 # --- Warm start, with thinking and without
 
-$LAUNCH train_sft_warmstart.py $SFT --model "$base" --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
-  --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-sft-think-s$SEED" --resume
-
-$LAUNCH train_sft_warmstart.py $SFT --model "$base" --think-format plain --traces "$TRACES" --report-to "$REPORT_TO" $DRY_RUN \
-  --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED" --resume
+train sft_warmstart sft-think $SFT --model "$base" --traces "$TRACES" $DRY_RUN
+train sft_warmstart sft-plain $SFT --model "$base" --traces "$TRACES" $DRY_RUN --think-format plain
 
 if [ -n "$DRY_RUN" ]; then exit; fi # what follows starts from the models of these two
 
 # --- Benchmarks of both, before GRPO. Without thinking 4096 tokens, as in the paper
 
-evaluate "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" "$CARD-$MODEL-sft-think-s$SEED"
-MAX_TOKENS=4096 evaluate "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" "$CARD-$MODEL-sft-plain-s$SEED"
+evaluate "$RESULTS/$THINK/model" "$THINK"
+MAX_TOKENS=4096 evaluate "$RESULTS/$PLAIN/model" "$PLAIN"
 
 # --- GRPO from them, with LoRA
 
-$LAUNCH train_grpo.py --preset "$CARD" --prompts "$PROMPTS" --report-to "$REPORT_TO" \
-  --model "$RESULTS/$CARD-$MODEL-sft-think-s$SEED/model" \
-  --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-rlmt-s$SEED" --resume
-
-$LAUNCH train_grpo.py --preset "$CARD" --think-format plain --prompts "$PROMPTS" --report-to "$REPORT_TO" \
-  --model "$RESULTS/$CARD-$MODEL-sft-plain-s$SEED/model" \
-  --seed "$SEED" --out "$RESULTS/$CARD-$MODEL-rlhf-s$SEED" --resume
+train grpo rlmt --preset "$CARD" --prompts "$PROMPTS" --model "$RESULTS/$THINK/model"
+train grpo rlhf --preset "$CARD" --prompts "$PROMPTS" --model "$RESULTS/$PLAIN/model" --think-format plain
 
 # --- The same benchmarks after it
 
-evaluate "$RESULTS/$CARD-$MODEL-rlmt-s$SEED/model" "$CARD-$MODEL-rlmt-s$SEED"
-MAX_TOKENS=4096 evaluate "$RESULTS/$CARD-$MODEL-rlhf-s$SEED/model" "$CARD-$MODEL-rlhf-s$SEED"
+evaluate "$RESULTS/$RUN-rlmt-s$SEED/model" "$RUN-rlmt-s$SEED"
+MAX_TOKENS=4096 evaluate "$RESULTS/$RUN-rlhf-s$SEED/model" "$RUN-rlhf-s$SEED"

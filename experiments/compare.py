@@ -10,6 +10,7 @@ notebooks/07_small_model.ipynb shows what its models wrote.
 import json
 import math
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +50,14 @@ DEMO = {  # row of the table: its run
     "RLHF: PPO, no thinking": "ppo-plain",
     "RLHF: DPO, no thinking": "dpo-plain",
 }
-IN_SUMMARY = "standard_error all_checks proxy_reward thinking_tokens response_tokens n n_invalid".split()
+DEMO_COLUMNS = {  # measure of an evaluation: its title in table.md, and how many digits it gets there
+    "gold": ("gold", 3),
+    "all_checks": ("all checks", 2),
+    "proxy_reward": ("proxy", 2),
+    "format_ok": ("format ok", 3),
+    "thinking_tokens": ("think tokens", 1),
+    "response_tokens": ("response tokens", 1),
+}
 DEMO_CURVES = ["reward/preference", "reward/gold", "think/mean_tokens", "think/response_tokens", "kl"]
 LABELS = {  # column of the curves: its name in the pictures
     "completions": "completions sampled before",
@@ -95,31 +103,30 @@ COLUMNS = {  # measure of a task: its title in the tables for people, and how ma
     "ifeval_greedy": ("IFEval, greedy", 3),
     "ifeval_greedy_cut_off": ("IFEval, greedy, cut off", 2),
 }
-# the README shows table.md, which is narrow
-ONLY_IN_DIFFERENCES = ("gold_at_equal_length", "ifeval_cut_off", "ifeval_greedy_cut_off")
 MISSING = "–"
 
 
 # --- 1. both
 
 
-def read_curves(runs: Path, file: str, columns: list[str], n_before: int) -> pd.DataFrame:
-    """Reads `columns`, "step" among them, of a file of every RL run, by the completions that were sampled before.
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def read_curves(runs: Path, file: str, n_before: int) -> pd.DataFrame:
+    """Reads a file of every RL run: one line per step, by the completions that were sampled before.
 
     `n_before` is how many of its steps a line comes before: 1 if its numbers are of the step's own completions.
     """
-    curves = []
+    curves = [pd.DataFrame()]
     for path in sorted(runs.glob(f"*/{file}")):
-        used = json.loads((path.parent / "config.json").read_text())["args"]
+        used = read_json(path.parent / "config.json")["args"]
         prompts = used.get("prompts_per_step") or used.get("prompts_per_round", 0)  # DPO's steps are rounds
         per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
-        rows = list(read_lines(path))  # a run may be writing its last line now
-        curve = pd.DataFrame(rows).reindex(columns=columns).apply(pd.to_numeric)  # a null is NaN
+        curve = pd.DataFrame(read_lines(path))  # a run may be writing its last line now
         curve.insert(0, "run", path.parent.name)
         curve.insert(1, "completions", per_step * (curve["step"] - n_before))
         curves.append(curve)
-    if not curves:
-        return pd.DataFrame()
     return pd.concat(curves, ignore_index=True)
 
 
@@ -128,62 +135,52 @@ def plot(curves: pd.DataFrame, panels: list[tuple[str, str]], path: Path) -> Non
 
     Where gold falls while the proxy rises, the reward is over-optimised.
     """
-    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels) + 1, 3.6), squeeze=False)
-    for axis, (x, y) in zip(axes[0], panels):
+    size = (4 * len(panels) + 1, 3.6)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axis, (x, y) in zip(axes.flat, panels):
         for name, part in curves.groupby("run"):
             axis.errorbar(part[x], part[y], part.get(f"{y}_se"), marker=".", linewidth=1, label=name)
         axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
-    axes[0][-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=90)
+
+
+def write_mean(line: dict, name: str, digits: int, sign: str) -> str:
+    """Writes a measure with its standard error, if it has one; with a sign, bold beyond two of them."""
+    mean = line[name]
+    if math.isnan(mean):
+        return MISSING
+    text = f"{mean:{sign}.{digits}f}"
+    if f"{name}_se" in line:
+        error = line[f"{name}_se"]
+        text += f" ± {error:.{digits}f}".replace("nan", MISSING)
+        if sign and abs(mean) > 2 * error:
+            text = f"**{text}**"
+    if name == "gold" and line.get("seeds", 1) > 1:
+        text += f" ({line['gold_by_seed']})"
+    return text
+
+
+def write_table(rows: pd.DataFrame, counts: dict[str, str], columns: dict, sign: str = "") -> str:
+    """Writes a Markdown table: the row's name, `counts` (column: title), and means (column: title and digits)."""
+    table = rows[["row", *counts]].astype(str).rename(columns={"row": ""} | counts)
+    for name, (title, digits) in columns.items():
+        table[title] = [write_mean(line, name, digits, sign) for line in rows.to_dict("records")]
+    return markdown_table(table)
 
 
 # --- 2. the demo
 
 
 def demo_rows(runs: Path) -> pd.DataFrame:
-    """Reads what the evaluations measured: one line per row."""
+    """Reads what the evaluations measured at their one temperature: one line per row."""
     lines = []
     for row, name in DEMO.items():
-        training = json.loads((runs / name / "config.json").read_text())
-        summary = json.loads((runs / f"eval-{name}" / "summary.json").read_text())
-        for temperature, numbers in summary["temperatures"].items():
-            line = {
-                "row": row,
-                "seed": training["args"]["seed"],
-                "temperature": float(temperature),
-                "gold": numbers["score"],
-                "low": numbers["interval"][0],
-                "high": numbers["interval"][1],
-                "format_ok": numbers["status"].get("ok", 0) / numbers["n"],
-            }
-            lines.append(line | {column: numbers[column] for column in IN_SUMMARY})
-    return pd.DataFrame(lines)
-
-
-def demo_markdown(results: pd.DataFrame) -> str:
-    """Writes the table for people."""
-    lines = []
-    for result in results.itertuples():
-        cells = [
-            result.row,
-            str(result.n),
-            f"{result.gold:.3f} ± {result.standard_error:.3f}",
-            f"{result.all_checks:.2f}",
-            f"{result.proxy_reward:.2f}",
-            f"{result.format_ok:.3f}",
-            f"{result.thinking_tokens:.1f}",
-            f"{result.response_tokens:.1f}",
-        ]
-        lines.append(cells)
-    columns = ["", "tasks", "gold", "all checks", "proxy", "format ok", "think tokens", "response tokens"]
-    return markdown_table(columns, lines)
-
-
-def smooth(column: pd.Series) -> pd.Series:
-    """Averages over the last five steps; DPO's few rounds are left as they are."""
-    window = 5 if len(column) > 5 else 1
-    return column.rolling(window, min_periods=1).mean()
+        summary = read_json(runs / f"eval-{name}" / "summary.json")
+        [numbers] = summary["temperatures"].values()
+        lines.append(numbers | {"row": row})
+    rows = pd.DataFrame(lines).rename(columns={"score": "gold", "standard_error": "gold_se"})
+    return rows[["row", "n", "gold_se", *DEMO_COLUMNS]]
 
 
 def make_demo(results: Path) -> list[str]:
@@ -192,15 +189,13 @@ def make_demo(results: Path) -> list[str]:
     rows = demo_rows(runs)
     rows.round(4).to_csv(results / "table.csv", index=False)
 
-    curves = read_curves(runs, "metrics.jsonl", ["step", "reward", *DEMO_CURVES], n_before=1)
+    curves = read_curves(runs, "metrics.jsonl", n_before=1)
     curves = curves.dropna(subset="reward")  # SFT has none
     curves = curves[["run", "completions", *DEMO_CURVES]]
     curves.round(5).to_csv(results / "curves.csv", index=False)
-    curves[DEMO_CURVES] = curves.groupby("run")[DEMO_CURVES].transform(smooth)
     plot(curves, [("completions", name) for name in DEMO_CURVES], results / "curves.png")
-    plot(curves, [("reward/preference", "reward/gold")], results / "overoptimisation.png")
 
-    reward_model = json.loads((runs / "reward" / "summary.json").read_text())["held_out"]
+    reward_model = read_json(runs / "reward" / "summary.json")["held_out"]
     explanation = (
         "One run a row, one answer a task at temperature 1. Gold: the checklist's weighted share on held-out tasks; "
         "± is one standard error over the tasks, which does not cover how runs of other seeds differ. All checks: "
@@ -209,7 +204,7 @@ def make_demo(results: Path) -> list[str]:
         f"The reward model trained in the demo orders {reward_model['accuracy']:.3f} of {reward_model['n']} held-out "
         f"pairs as the annotator did (ECE {reward_model['ece']:.3f})."
     )
-    return [demo_markdown(rows), explanation]
+    return [write_table(rows, {"n": "tasks"}, DEMO_COLUMNS), explanation]
 
 
 # --- 3. the small model: what was measured of each task
@@ -217,19 +212,18 @@ def make_demo(results: Path) -> list[str]:
 
 def read_answers(evaluation: Path) -> pd.DataFrame:
     """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
-    by_task = {}
-    for row in read_log(evaluation / "verdicts.jsonl"):
-        response_tokens = row["n_tokens"] - row["n_thinking_tokens"]
-        by_task[row["id"]] = {
-            "gold": row["score"],
-            "proxy": row.get("reward"),
-            "format_ok": row["status"] == "ok",
-            "thinking_tokens": row["n_thinking_tokens"],
-            "response_tokens": response_tokens,
-            # averaged over the same answers as gold, also where only some seeds have a gold
-            "tokens_with_gold": math.nan if row["score"] is None else response_tokens,
-        }
-    return pd.DataFrame.from_dict(by_task, orient="index", dtype=float)
+    rows = pd.DataFrame(read_log(evaluation / "verdicts.jsonl")).set_index("id")
+    response_tokens = rows["n_tokens"] - rows["n_thinking_tokens"]
+    measures = {
+        "gold": rows["score"],
+        "proxy": rows.get("reward"),
+        "format_ok": rows["status"] == "ok",
+        "thinking_tokens": rows["n_thinking_tokens"],
+        "response_tokens": response_tokens,
+        # averaged over the same answers as gold, also where only some seeds have a gold
+        "tokens_with_gold": response_tokens.where(rows["score"].notna()),
+    }
+    return pd.DataFrame(measures).astype(float)
 
 
 def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
@@ -239,11 +233,10 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
     """
     tasks = pd.read_csv(evaluation / "task_means.csv", dtype={"task": str})
     met = tasks[tasks["metric"] == "prompt_strict"].set_index("task")["mean"]
-    cut_off = {}
-    for row in read_log(evaluation / "rows.jsonl"):
-        cut_off[str(row["key"])] = float(row["status"] == "truncated")
-    table = pd.DataFrame({name: met, f"{name}_cut_off": pd.Series(cut_off)})
-    return table.set_index("ifeval-" + table.index)
+    rows = pd.DataFrame(read_log(evaluation / "rows.jsonl"))
+    is_cut_off = (rows["status"] == "truncated").set_axis(rows["key"].astype(str))
+    table = pd.DataFrame({name: met, f"{name}_cut_off": is_cut_off.astype(float)})
+    return table.add_prefix("ifeval-", axis=0)
 
 
 def read_run(runs: Path, name: str) -> pd.DataFrame:
@@ -311,10 +304,8 @@ def small_rows(runs: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.Dat
 
     differences = []
     for after, before in DIFFERENCES:
-        before_by_seed = by_seed[before]
-        if len(before_by_seed) == 1:  # all seeds started from the same run
-            before_by_seed = before_by_seed * len(by_seed[after])
-        by_seed_difference = [one - other for one, other in zip(by_seed[after], before_by_seed, strict=True)]
+        # all seeds may have started from the same run
+        by_seed_difference = [one - other for one, other in zip(by_seed[after], cycle(by_seed[before]))]
         difference = by_task[after] - by_task[before]
         line = summarize(f"{after} − {before}", difference, by_seed_difference)
         differences.append(line | compare_at_equal_length(difference["gold"], difference["tokens_with_gold"]))
@@ -322,29 +313,6 @@ def small_rows(runs: Path, seeds: tuple[int, ...]) -> tuple[pd.DataFrame, pd.Dat
 
 
 # --- 4. the small model: tables
-
-
-def small_markdown(results: pd.DataFrame, is_difference: bool) -> str:
-    """Writes means with their standard errors; a difference has a sign, and is bold beyond two standard errors."""
-    shown = [name for name in COLUMNS if is_difference or name not in ONLY_IN_DIFFERENCES]
-    sign = "+" if is_difference else ""
-    lines = []
-    for _, line in results.iterrows():
-        cells = [line["row"], str(line["seeds"]), str(line["gold_n"])]
-        for name in shown:
-            digits = COLUMNS[name][1]
-            mean = line[name]
-            error = line[f"{name}_se"]
-            text = MISSING
-            if not math.isnan(mean):
-                text = f"{mean:{sign}.{digits}f} ± {error:.{digits}f}".replace("nan", MISSING)
-            if is_difference and abs(mean) > 2 * error:
-                text = f"**{text}**"
-            if name == "gold" and line["seeds"] > 1 and line["gold_by_seed"]:
-                text += f" ({line['gold_by_seed']})"
-            cells.append(text)
-        lines.append(cells)
-    return markdown_table(["", "seeds", "n", *[COLUMNS[name][0] for name in shown]], lines)
 
 
 def describe_reward_model(name: str, held_out: dict) -> str:
@@ -376,20 +344,21 @@ def make_small(results: Path, seeds: tuple[int, ...]) -> list[str]:
         "tokens. ± is one standard error over the tasks, which does not cover how other seeds differ. Beyond two of them a "
         "difference is bold. Cut off: the share of IFEval's answers that reach 256 tokens."
     )
-    text = f"{small_markdown(differences, is_difference=True)}\n\n{explanation}\n"
-    (results / "differences.md").write_text(text)
+    counts = {"seeds": "seeds", "gold_n": "n"}
+    text = write_table(differences, counts, COLUMNS, sign="+")
+    (results / "differences.md").write_text(f"{text}\n\n{explanation}\n")
 
-    columns = (
-        "step n n_gold gold gold_se gold_ok gold_ok_se proxy format_ok think_tokens response_tokens".split()
-    )
-    curves = read_curves(runs, "held_out.jsonl", columns, n_before=0)
+    curves = read_curves(runs, "held_out.jsonl", n_before=0)
     if len(curves):
         curves.round(5).to_csv(results / "curves.csv", index=False)
         panels = [("proxy", "gold_ok"), ("completions", "response_tokens")]
         plot(curves, panels, results / "overoptimisation.png")
 
+    narrow = COLUMNS.copy()  # the README shows this table
+    for name in ("gold_at_equal_length", "ifeval_cut_off", "ifeval_greedy_cut_off"):
+        del narrow[name]
     paragraphs = [
-        small_markdown(rows, is_difference=False),
+        write_table(rows, counts, narrow),
         "One answer of at most 256 tokens, thinking included, to each held-out prompt at temperature 0.7. Gold: the "
         "reward by a second reward model, trained on other instructions, of answers in good format; n: the tasks that "
         "have one. An answer that is cut off has none, so rows compare different tasks. Proxy: the reward that RLMT "
@@ -404,8 +373,7 @@ def make_small(results: Path, seeds: tuple[int, ...]) -> list[str]:
     for name in ("proxy", "gold"):
         path = runs / f"reward-{name}" / "summary.json"
         if path.exists():
-            held_out = json.loads(path.read_text())["held_out"]
-            paragraphs.append(describe_reward_model(name.capitalize(), held_out))
+            paragraphs.append(describe_reward_model(name.capitalize(), read_json(path)["held_out"]))
     return paragraphs
 
 

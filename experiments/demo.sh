@@ -4,7 +4,7 @@
 # reward on thinking and response instead of the response; and an evaluation by the gold checklist, which neither policy
 # nor reward model ever sees. An interrupted demo goes on where it was.
 #
-# Writes into $RESULTS: table.md, table.csv, curves.csv, curves.png, overoptimisation.png; runs/ has the run folders, and
+# Writes into $RESULTS: table.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
 # runs/logs/ what each command printed.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.
@@ -12,17 +12,17 @@ set -euo pipefail
 : "${STEPS:=9}" # of GRPO and PPO, 128 completions each; DPO has two rounds of 1,024
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core a command; nothing is downloaded
 export RUNS="$RESULTS/runs" LOGS="$RESULTS/runs/logs" RL="--preset toy --steps $STEPS"
-export EVALUATE="python eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge \
-  --max-tokens 128 --temperatures 1.0 --limit 256 --reward-model data/toy/reward_model --reward-on response"
+export THINK="--model $RUNS/sft-think/model" PLAIN="--model $RUNS/sft-plain/model --think-format plain"
+EVALUATE="eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge --max-tokens 128 \
+  --temperatures 1.0 --limit 256 --reward-model data/toy/reward_model --reward-on response"
 
-# Runs the commands that it reads, one a line, $LANES at a time. A line ends with: --out "$RUNS/NAME" --resume
+# Runs the lines that it reads, NAME SCRIPT FLAGS, $LANES at a time; each goes to $RUNS/NAME
 run_lines() {
   tr '\n' '\0' | xargs -0 -n 1 -P "$LANES" bash -c 'run_line "$0"'
 }
 run_line() {
-  local name=${1%\" --resume}
-  name=${name##*/}
-  if bash -c "$1" > "$LOGS/$name.log" 2>&1; then
+  local name=${1%% *}
+  if bash -c "python ${1#* } --out \"$RUNS/$name\" --resume" > "$LOGS/$name.log" 2>&1; then
     echo "[$(($(date +%s) - BEGAN)) s] $name is done"
   else
     tail -n 30 "$LOGS/$name.log" >&2
@@ -40,27 +40,27 @@ python -m data.toy.world
 
 # --- 1. warm start
 run_lines <<'END'
-python train_sft_warmstart.py --preset toy --epochs 1 --out "$RUNS/sft-think" --resume
-python train_sft_warmstart.py --preset toy --epochs 1 --think-format plain --out "$RUNS/sft-plain" --resume
+sft-think train_sft_warmstart.py --preset toy --epochs 1
+sft-plain train_sft_warmstart.py --preset toy --epochs 1 --think-format plain
 END
 
 # --- 2. RL with the shipped reward model, the longest first; and a reward model of our own, to measure
 run_lines <<'END'
-python train_ppo.py $RL --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/ppo-think" --resume
-python train_grpo.py $RL --model "$RUNS/sft-think/model" --reward-on think+response --out "$RUNS/grpo-think-whole" --resume
-python train_grpo.py $RL --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/grpo-think" --resume
-python train_dpo.py --preset toy --model "$RUNS/sft-think/model" --reward-on response --out "$RUNS/dpo-think" --resume
-python train_ppo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/ppo-plain" --resume
-python train_dpo.py --preset toy --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/dpo-plain" --resume
-python train_grpo.py $RL --think-format plain --model "$RUNS/sft-plain/model" --reward-on response --out "$RUNS/grpo-plain" --resume
-python train_reward.py --preset toy --epochs 0.5 --out "$RUNS/reward" --resume
+ppo-think train_ppo.py $RL $THINK --reward-on response
+grpo-think-whole train_grpo.py $RL $THINK --reward-on think+response
+grpo-think train_grpo.py $RL $THINK --reward-on response
+dpo-think train_dpo.py --preset toy $THINK --reward-on response
+ppo-plain train_ppo.py $RL $PLAIN --reward-on response
+dpo-plain train_dpo.py --preset toy $PLAIN --reward-on response
+grpo-plain train_grpo.py $RL $PLAIN --reward-on response
+reward train_reward.py --preset toy --epochs 0.5
 END
 
 # --- 3. evaluation: one answer to each of 256 tasks
 for name in sft-think sft-plain grpo-think grpo-plain grpo-think-whole ppo-think ppo-plain dpo-think dpo-plain; do
-  echo "$EVALUATE --model \"$RUNS/$name/model\" --out \"$RUNS/eval-$name\" --resume"
+  echo "eval-$name $EVALUATE --model $RUNS/$name/model"
 done | run_lines
 
 # --- 4. table and curves
 python -m experiments.compare demo --results "$RESULTS"
-echo "$((($(date +%s) - BEGAN + 30) / 60)) minutes; table, csv and pictures are in $RESULTS/"
+echo "$((($(date +%s) - BEGAN + 30) / 60)) minutes; table, csv and picture are in $RESULTS/"

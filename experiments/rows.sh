@@ -82,6 +82,12 @@ evaluate() { # MODEL NAME
   fi
   if [[ "$2" == *-as-released-s* ]]; then
     set -- "checkpoints/${2%-as-released-s*}" "$2"
+    case $1 in # the authors' limits: 8192 with thinking and for all Zero models, 4096 for others
+      *-rlhf-zero*) THINK_FORMAT=zero_plain ;;
+      *-rlmt-zero*) THINK_FORMAT=zero_think ;;
+      *-rlhf* | *-sft-plain) THINK_FORMAT=plain MAX_TOKENS=4096 ;;
+      *) THINK_FORMAT=think ;;
+    esac
   fi
   run env MAX_TOKENS="${MAX_TOKENS:-8192}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
     bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS

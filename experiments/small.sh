@@ -45,48 +45,52 @@ if stage data; then
   make "$DATA/traces.jsonl" data.prepare plans --input "$DATA/alpaca/responses.jsonl" --max-characters 500
 fi
 
+# train SCRIPT NAME FLAGS...: trains the run NAME
+train() {
+  python "train_$1.py" "${@:3}" --out "$RUNS/$2" --resume
+}
+
 # --- 2. two reward models: the proxy, which is trained on, and gold, which only measures; each held out from the other's pairs
 
 if stage reward; then
-  pairs=$DATA/alpaca/pairs
-  python train_reward.py $SMALL --model "$MODEL" --pairs "${pairs}_a.jsonl" --held-out-pairs "${pairs}_b.jsonl" \
-    --out "$RUNS/reward-proxy" --resume
-  python train_reward.py $SMALL --model "$MODEL" --pairs "${pairs}_b.jsonl" --held-out-pairs "${pairs}_a.jsonl" \
-    --out "$RUNS/reward-gold" --resume
+  a=$DATA/alpaca/pairs_a.jsonl b=$DATA/alpaca/pairs_b.jsonl
+  train reward reward-proxy $SMALL --model "$MODEL" --pairs "$a" --held-out-pairs "$b"
+  train reward reward-gold $SMALL --model "$MODEL" --pairs "$b" --held-out-pairs "$a"
 fi
 
 # --- 3. warm start, with thinking and without
 
+SFT="$SMALL --model $MODEL --traces $DATA/traces.jsonl"
+
 if stage sft; then
-  python train_sft_warmstart.py $SMALL --model "$MODEL" --traces "$DATA/traces.jsonl" \
-    --out "$RUNS/sft-think" --resume
-  python train_sft_warmstart.py $SMALL --model "$MODEL" --traces "$DATA/traces.jsonl" \
-    --think-format plain --out "$RUNS/sft-plain" --resume
+  train sft_warmstart sft-think $SFT
+  train sft_warmstart sft-plain $SFT --think-format plain
 fi
 
 # --- 4. RLMT and RLHF: the pair that the paper is about
 
 RL="$SMALL --prompts $DATA/prompts.jsonl --reward-model $RUNS/reward-proxy/model \
   --gold $GOLD --gold-prompts $DATA/prompts_gold.jsonl"
+THINK="$RL --model $RUNS/sft-think/model"
+PLAIN="$RL --model $RUNS/sft-plain/model --think-format plain"
 
 if stage grpo; then
   for seed in $SEEDS; do
-    python train_grpo.py $RL --model "$RUNS/sft-think/model" --seed "$seed" --out "$RUNS/grpo-think-s$seed" --resume
-    python train_grpo.py $RL --model "$RUNS/sft-plain/model" --think-format plain --seed "$seed" \
-      --out "$RUNS/grpo-plain-s$seed" --resume
+    train grpo "grpo-think-s$seed" $THINK --seed "$seed"
+    train grpo "grpo-plain-s$seed" $PLAIN --seed "$seed"
   done
 fi
 
 if stage dpo; then
-  python train_dpo.py $RL --model "$RUNS/sft-think/model" --out "$RUNS/dpo-think" --resume
-  python train_dpo.py $RL --model "$RUNS/sft-plain/model" --think-format plain --out "$RUNS/dpo-plain" --resume
+  train dpo dpo-think $THINK
+  train dpo dpo-plain $PLAIN
 fi
 
 # --- 5. RLVR: instructions that a checker verifies
 
 if stage rlvr; then
-  python train_grpo.py --preset small-instructions --dtype "$DTYPE" --model "$RUNS/sft-plain/model" \
-    --prompts "$DATA/instructions.jsonl" --out "$RUNS/rlvr-plain" --resume
+  train grpo rlvr-plain --preset small-instructions --dtype "$DTYPE" --model "$RUNS/sft-plain/model" \
+    --prompts "$DATA/instructions.jsonl"
 fi
 
 # --- 6. evaluation: gold reward of one answer to each of 200 prompts, and IFEval

@@ -3,7 +3,6 @@
 reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
-import functools
 import json
 import math
 import sys
@@ -60,10 +59,13 @@ REWARDS_COLUMNS = {
 }
 TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
-# of a table as csv
-NUMBERS = "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference status wording".split()
+NUMBERS = (  # columns of a table as csv
+    "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference "
+    "status wording"
+).split()
 SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
-MEASURE = ["benchmark", "metric", "temperature"]  # what a line of runs.csv and of a run's task_means.csv is about
+# what a line of runs.csv, or of a run's task_means.csv, is about
+MEASURE = ["benchmark", "metric", "temperature"]
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
@@ -94,14 +96,14 @@ def read_index(folder: Path) -> pd.DataFrame:
     return index.drop_duplicates(["run", *MEASURE], keep="last")
 
 
-def select(of_row: pd.DataFrame, table: str, column: str) -> pd.DataFrame:
-    """Returns the lines of a row that a column shows, one a seed."""
-    if column in AVERAGES:
+def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.DataFrame:
+    """Returns the lines of a row that a column shows, one a seed; none of an average."""
+    if column not in columns:
         return of_row[:0]
-    if column in BENCHMARKS:
-        evaluation, metric = BENCHMARKS[column]
+    if columns is BENCHMARKS:
+        evaluation, metric = columns[column]
         return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)]
-    metric, temperature, tasks = TOY_TABLES.get(table, OWN_COLUMNS)[column]
+    metric, temperature, tasks = columns[column]
     lines = of_row[(of_row["metric"] == metric) & (of_row["temperature"] == temperature)]
     if tasks:
         lines = lines[lines["benchmark"].isin(tasks)]
@@ -162,7 +164,6 @@ def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
 # --- 2. tables
 
 
-@functools.cache
 def printed_numbers() -> pd.DataFrame:
     """Reads every number that the paper prints.
 
@@ -172,7 +173,7 @@ def printed_numbers() -> pd.DataFrame:
     return numbers.rename(columns={"value": "paper"})
 
 
-def list_cells(table: str, rows: list[str], columns: list[str]) -> list[dict]:
+def list_cells(table: str, rows: dict, columns: dict) -> list[dict]:
     """Lists the cells of a table: rows as released, what the paper prints, rows of the user's own.
 
     A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that the
@@ -180,7 +181,7 @@ def list_cells(table: str, rows: list[str], columns: list[str]) -> list[dict]:
     """
     printed = printed_numbers()
     printed = printed[printed["table"] == table]
-    columns = list(printed["benchmark"].unique()) or columns
+    columns = list(printed["benchmark"].unique()) or list(columns)
     as_released = []
     own = []
     for row in rows:
@@ -192,13 +193,13 @@ def list_cells(table: str, rows: list[str], columns: list[str]) -> list[dict]:
     return pd.concat([*as_released, printed, *own]).to_dict("records")
 
 
-def build_table(table: str, rows: list[str], index: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column."""
     lines_of = dict(list(index.groupby("row")))
     lines = []
     for cell in list_cells(table, rows, columns):
         of_row = lines_of.get(cell["row"], index[:0])
-        line = summarize_seeds(select(of_row, table, cell["benchmark"])) | cell | {"table": table}
+        line = summarize_seeds(select(of_row, cell["benchmark"], columns)) | cell | {"table": table}
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
             line["status"] = "model of others"
@@ -330,28 +331,31 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    read = functools.cache(read_index)
     texts = {}
     for table, blocks in rows.items():
         first = next(iter(blocks.values()))
-        index = read(results / first.folder)
         name = table
         if table.isdecimal():
             name = f"table{table}"
-        if first.evaluations == ["gold"]:
-            numbers = build_table(table, list(blocks), index, list(TOY_TABLES.get(table, OWN_COLUMNS)))
+        is_toy = first.evaluations == ["gold"]
+        columns = BENCHMARKS
+        if is_toy:
+            columns = TOY_TABLES.get(table, OWN_COLUMNS)
+        numbers = build_table(table, blocks, read_index(results / first.folder), columns)
+        shown = numbers[NUMBERS]
+        if is_toy:
             markdown = toy_markdown(numbers)
-            notes = [VARIANCE]
-            shown = numbers[NUMBERS].drop(columns=["section", "paper", "difference", "wording"])
+            shown = shown.drop(columns=["section", "paper", "difference", "wording"])
             shown = shown.replace("measured", "toy").round(4)
         else:
-            numbers = build_table(table, list(blocks), index, list(BENCHMARKS))
             markdown = paper_markdown(numbers)
-            notes = [PRINTED, VARIANCE, *wordings(numbers)]
-            shown = numbers[NUMBERS]
-            if numbers["benchmark"].isin(AVERAGES).any():
-                notes.insert(2, AVERAGED)
 
+        notes = [VARIANCE]
+        if numbers["paper"].notna().any():
+            notes.insert(0, PRINTED)
+        if numbers["benchmark"].isin(AVERAGES).any():
+            notes.append(AVERAGED)
+        notes += wordings(numbers)
         if numbers["n"].notna().any():
             notes.append(counts(numbers))
         for sentence in judged_unlike(numbers):

@@ -283,7 +283,7 @@ def test_one_card_looks_for_its_inputs_before_it_trains(tmp_path):
     script = (ROOT / "experiments" / "1gpu.sh").read_text()
     given = os.environ | hub | {"TRACES": "data/none.jsonl", "BENCHMARKS": ""}
     done = subprocess.run(["bash", "-c", HOOK + script], cwd=ROOT, env=given, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: missing: data/none.jsonl; README.md")
+    assert done.returncode == 2 and done.stderr.startswith("error: data/none.jsonl: missing; README.md")
 
     commands = [" ".join(command) for command in commands_of("1gpu.sh", **hub, BENCHMARKS="popqa")]
     kinds = ["eval", "sft", "sft", "eval", "eval", "grpo", "grpo", "eval", "eval"]

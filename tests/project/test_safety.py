@@ -177,7 +177,7 @@ def test_pickled_weights_are_not_loaded(pickled):
         lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
         lambda: RewardModel(str(pickled), "response", chat_template=str(template)),
         lambda: train_ppo.load_critic(str(pickled), train_ppo.Args()),
-        lambda: list(rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2))),
+        lambda: list(rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2), log=pickled / "log")),
     ):
         # the library's, or ours with one line
         with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):
@@ -216,7 +216,9 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
     with pytest.raises(ValueError, match="custom code"):
         AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE)
     sampling = rollout.Sampling(0.0, 2)
-    assert "custom code" in exits(rollout.Sampler, str(folder), tokenizer, sampling, False)
+    options = {"log": folder / "log", "rollout": "hf"}
+    samples = rollout.generate(str(folder), [[1, 2]], tokenizer, sampling, **options)
+    assert "custom code" in exits(list, samples)
 
 
 TEMPLATES = [

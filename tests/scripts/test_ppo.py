@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt.run import RunArgs
+from rlmt.run import RunArgs, load_function
 import train_ppo
 from rewards import dense
 from rlmt import data as rlmt_data
@@ -297,8 +297,7 @@ def test_dense_rewards_come_on_top_token_by_token(tmp_path):
     )
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
     tokenizer.stop_ids = [tokenizer.eos_token_id]
-    options = {"model": f"{tmp_path}/judge.py:steps"}
-    source = dense.ProcessReward(options, 2.0, tokenizer, torch.device("cpu"))
+    source = dense.ProcessReward(load_function(f"{tmp_path}/judge.py:steps"), 2.0, tokenizer)
     ids = tokenizer(" Friday Good Hello")["input_ids"] + [tokenizer.eos_token_id]
     prompt = {"id": "a", "messages": [], "prompt_ids": [5]}
     completion = rollout.read_completion(tokenizer, "plain", prompt, rollout.Sample(ids, None, True))
