@@ -177,7 +177,9 @@ def test_pickled_weights_are_not_loaded(pickled):
         lambda: AutoModelForCausalLM.from_pretrained(pickled, **utils.SAFE),
         lambda: RewardModel(str(pickled), "response", chat_template=str(template)),
         lambda: train_ppo.load_critic(str(pickled), train_ppo.Args()),
-        lambda: list(rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2), log=pickled / "log")),
+        lambda: list(
+            rollout.generate(str(pickled), [[1, 2]], tokenizer, rollout.Sampling(0.0, 2), log=pickled / "log")
+        ),
     ):
         # the library's, or ours with one line
         with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):
