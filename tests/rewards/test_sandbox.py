@@ -91,10 +91,10 @@ HOSTILE = {
 }
 
 
-def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path):
+def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.write_text("untouched")
-    before = set(Path(sandbox.tempfile.gettempdir()).glob("sandbox-*"))
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
     earned = {}
     for name, program in HOSTILE.items():
         result = run(program.replace("TARGET", str(target)), TESTS, timeout=2.0)
@@ -103,7 +103,7 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path):
     assert earned == {}
     assert run(GOOD, TESTS) == ([True] * 3, "ok", "")
     assert target.read_text() == "untouched"
-    assert set(Path(sandbox.tempfile.gettempdir()).glob("sandbox-*")) <= before
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_what_is_no_literal_can_be_read(needs_sandbox):
