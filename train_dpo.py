@@ -369,8 +369,6 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
             )
     else:
         data.prompts, data.dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-        if not data.prompts:
-            fail(f"{args.prompts}: all prompts are longer than --max-prompt-tokens {args.max_prompt_tokens}")
         if len(data.prompts) < args.prompts_per_round:
             fail(
                 f"{args.prompts}: {len(data.prompts)} prompts are fewer than --prompts-per-round "

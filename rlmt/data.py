@@ -359,12 +359,12 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
 
 
 def load_prompts(
-    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts", n_needed: int = 1
+    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts"
 ) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on, and drops those that are too long or that the chat template refuses.
 
     Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the dropped ones
-    {id, reason}. Prints how many were dropped or changed. Exits with 2 if fewer than `n_needed` are left.
+    {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
     """
     rows = read_prompts(path, flag)
     check_ids(path, rows)
@@ -389,17 +389,19 @@ def load_prompts(
     )
     if dropped:
         summary += f", the first: {dropped[0]}"
-    if len(kept) < n_needed:
-        fail(f"{flag} {summary}; {n_needed} are needed (--prompts-per-step)")
+    if not kept:
+        fail(f"{flag} {summary}: none is left")
     PartialState().print(summary)  # on the main process
     return kept, dropped
 
 
 def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]]:
     """Reads the prompts of GRPO or PPO: those to train on, enough for a step, the dropped ones, and the held-out ones."""
-    prompts, dropped = load_prompts(
-        args.prompts, tokenizer, args.max_prompt_tokens, n_needed=args.prompts_per_step
-    )
+    prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    if len(prompts) < args.prompts_per_step:
+        fail(
+            f"{args.prompts}: {len(prompts)} prompts; {args.prompts_per_step} are needed (--prompts-per-step)"
+        )
     return prompts, dropped, load_held_out(args, tokenizer, prompts)
 
 

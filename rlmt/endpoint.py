@@ -353,19 +353,13 @@ class Endpoint:
             "cost": cost,
         }
         with open(self.store, "a") as file:
-            file.write(self._hide_key(json.dumps(row)) + "\n")
+            file.write(hide_key(json.dumps(row), self.key) + "\n")
         self._read_store()  # as the next start does
         return is_answer(body)
 
     def _in_one_line(self, text: str) -> str:
         """Shortens a text for a message: one line of at most 300 characters, without any key."""
-        return " ".join(self._hide_key(text).split())[:300]
-
-    def _hide_key(self, text: str) -> str:
-        """Replaces the key that the server was sent by ***."""
-        if len(self.key) >= SHORTEST_KEY:
-            text = text.replace(self.key, "***")
-        return text
+        return " ".join(hide_key(text, self.key).split())[:300]
 
 
 def open_client(endpoint: Endpoint):
@@ -429,6 +423,13 @@ def key_for(url: str, key_env: tuple[str, ...] = ()) -> str:
         if urlsplit(url.lower())[:2] == urlsplit(known_url.lower())[:2]:
             own = "OPENAI_API_KEY"
     return read_variable(variables.get(server) or variables.get(host) or own)
+
+
+def hide_key(text: str, key: str) -> str:
+    """Replaces the key that a server was sent by ***, as the server may repeat it."""
+    if len(key) < SHORTEST_KEY:
+        return text
+    return text.replace(key, "***")
 
 
 def read_variable(name: str) -> str:

@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 
-from rlmt.endpoint import key_for, open_client
+from rlmt.endpoint import hide_key, key_for, open_client
 from rlmt.model import whole_weights
 from utils import DEVICE, compute_dtype, fail, in_one_line
 
@@ -337,9 +337,7 @@ class Server:
                 for reply in asyncio.as_completed([ask(*item) for item in bodies.items()]):
                     yield await reply
             except (APIError, ClientError) as error:
-                reason = in_one_line(error)
-                if self.key:  # a server may repeat it
-                    reason = reason.replace(self.key, "***")
+                reason = hide_key(in_one_line(error), self.key)
                 fail(
                     f"{self.base_url}: {reason}; it must be vLLM's server of {self.model}; the same command with "
                     "--resume goes on"

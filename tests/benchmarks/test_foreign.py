@@ -21,11 +21,11 @@ import train_sft_warmstart
 import utils
 from benchmarks import reward_model, shared
 from benchmarks.foreign import FOREIGN_STYLES
+import trl
 from benchmarks.shipped import use_as_shipped
 from rewards import simulated_user
 from rlmt import chat as rlmt_chat
 
-trl = pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
 GPT_OSS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|endoftext|>"]

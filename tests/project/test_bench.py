@@ -52,7 +52,6 @@ def test_the_judge_s_client_is_timed(peers, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def peers():
-    pytest.importorskip("trl", reason="requirements-test.txt has TRL")
     from dev import peers
 
     return peers

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 

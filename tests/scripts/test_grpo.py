@@ -16,7 +16,6 @@ from launch import FSDP2, finished
 from script_runs import killed_after, metrics_of, run_here, run_vllm_here, weights_of, write_prompts
 from transformers import AutoModelForCausalLM
 
-pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 from trl import GRPOConfig, GRPOTrainer
 
 from rlmt import model as policy

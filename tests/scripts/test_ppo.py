@@ -13,7 +13,6 @@ from script_runs import killed_after, metrics_of, run_here, without_measurements
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytest.importorskip("trl", reason="requirements-test.txt has TRL")
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
