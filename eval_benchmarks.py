@@ -1,4 +1,5 @@
-"""Evaluates on the rest of the paper's suite: generates answers, asks a judge where one is needed, scores them.
+"""Evaluates on the rest of the paper's suite: generates answers, asks a judge where one is needed, scores
+them.
 
     python eval_benchmarks.py ifeval --model results/rlmt/model --data google/IFEval
     python eval_benchmarks.py gsm8k --model results/rlmt/model --data openai/gsm8k:main --temperature 0
@@ -11,10 +12,10 @@
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
-its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the row
-invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of them
-(--max-invalid) a run has no metrics. If the judge's endpoint gave no reply to some requests, the run ends without a
-score, and --resume asks these again.
+its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the
+row invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of
+them (--max-invalid) a run has no metrics. If the judge's endpoint gave no reply to some requests, the run
+ends without a score, and --resume asks these again.
 
 `--protocol` decides what a judge is asked:
 
@@ -26,16 +27,17 @@ score, and --resume asks these again.
 | creativewriting3: words kept of the piece | all | 3200 |
 | arenahard2, creativewriting3: tokens of a reply | 16000, 1000 | 3072, 2048 |
 
-Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind an
-endpoint is asked its first request, about an answer of two lines. `--dry-run` makes the same checks.
+Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind
+an endpoint is asked its first request, about an answer of two lines. `--dry-run` makes the same checks.
 
-The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that, pass the
-official instructions, `--template FILE`, or let the official tool judge and score what it stored with --from.
-A template is used verbatim; summary.json names it as `wording`. PLACEHOLDERS in benchmarks/NAME.py has the names to be
-filled in, as `{$name}` or `{name}`; our own template above it shows what a reply must look like.
+The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that,
+pass the official instructions, `--template FILE`, or let the official tool judge and score what it stored
+with --from. A template is used verbatim; summary.json names it as `wording`. PLACEHOLDERS in
+benchmarks/NAME.py has the names to be filled in, as `{$name}` or `{name}`; our own template above it shows
+what a reply must look like.
 
-The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol paper.
-benchmarks/judge_template.py says how a template gets a system message.
+The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol
+paper. benchmarks/judge_template.py says how a template gets a system message.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
@@ -74,17 +76,18 @@ class Args(JudgeFlags, AnswerFlags):
     top_p: float = 0.95
     """The paper's evaluation uses 0.95."""
     samples: int = 1
-    """Answers per task, for pass@k and maj@k. Benchmarks with a judge, IFEval and IFBench score one answer: the
-    best of them by --reward-model."""
+    """Answers per task, for pass@k and maj@k. Benchmarks with a judge, IFEval and IFBench score one answer:
+    the best of them by --reward-model."""
     protocol: Literal["official", "paper"] = "official"
     """What a judge is asked; see the top of this script."""
     judge_max_tokens: int = 0
     """Tokens of a judge's reply; 0: as the protocol has it."""
     unsafe_code: bool = False
-    """Run programs without bubblewrap, which is not on every machine: they can read your files and use the network."""
+    """Run programs without bubblewrap, which is not on every machine: they can read your files and use the
+    network."""
     from_: Annotated[str, tyro.conf.arg(name="from")] = ""
-    """Stored responses, annotations or judge texts, in place of a model. Their numbers, and under `rows` the result of
-    every row, go into the file --out; empty: the numbers are only printed."""
+    """Stored responses, annotations or judge texts, in place of a model. Their numbers, and under `rows` the
+    result of every row, go into the file --out; empty: the numbers are only printed."""
 
 
 # --- 1. before anything is loaded or asked
@@ -131,7 +134,8 @@ def messages_of(args: Args, task: dict) -> list[dict]:
 
 
 def judge_template_for(args: Args, task: dict) -> str:
-    """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled in."""
+    """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
+    in."""
     judge = BENCHMARKS[args.name].judge
     if not args.template:
         return judge.judge_template(task, args.protocol)
@@ -166,8 +170,8 @@ def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[d
 def make_fingerprint(args: Args, tasks: list[dict]) -> str:
     """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the judge.
 
-    That is the judge's name, weights if it is a local folder, its instructions, and the baseline's answers. The
-    thinking budget and the choice of the best answer count too; model, sampling and seed do not.
+    That is the judge's name, weights if it is a local folder, its instructions, and the baseline's answers.
+    The thinking budget and the choice of the best answer count too; model, sampling and seed do not.
     """
     content = [
         args.name,
@@ -243,13 +247,15 @@ def scored_row(args: Args, row: dict) -> dict:
 
 
 def metrics_of(name: str, numbers: dict) -> list[str]:
-    """Lists the metrics of a benchmark's numbers that tables may show; pass@k is left out, as it has no interval."""
+    """Lists the metrics of a benchmark's numbers that tables may show; pass@k is left out, as it has no
+    interval."""
     at_k = [key for key in numbers if re.fullmatch(r"(maj|best)@\d+", key)]
     return [*BENCHMARKS[name].metrics, *at_k]
 
 
 def withhold_metrics(args: Args, numbers: dict) -> None:
-    """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of its own."""
+    """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of its
+    own."""
     for part in [numbers, *numbers.values()]:
         if isinstance(part, dict) and "n_invalid" in part:
             withhold(part, metrics_of(args.name, part), args.max_invalid)

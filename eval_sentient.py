@@ -14,8 +14,8 @@ data/toy/users.py:user.
 Use a second simulator: a policy can learn to please the one that it was trained with, for instance by praise.
 --held-out-simulator gets conversations and a score of its own.
 
-`--protocol sage` (default) and `rlver` (its training runs); --start, --low and --turns change single values, all others
-are in rewards/simulated_user.py:
+`--protocol sage` (default) and `rlver` (its training runs); --start, --low and --turns change single values,
+all others are in rewards/simulated_user.py:
 
                          sage                                          rlver
     start                emotion 40                                    emotion 30
@@ -25,25 +25,27 @@ are in rewards/simulated_user.py:
     malformed reply      the user hears what follows the last          the dialogue ends with
                          </think>, or all of it if there is none       emotion 0
 
-`emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended keeps
-its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group of
-strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
+`emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended
+keeps its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group
+of strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
 benchmarks/sentient.py.
 
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
 
-A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or if
---model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline: `mean_emotion` is null.
-If a simulator behind an endpoint gave no reply, as in an outage, the run ends without a score, and --resume asks again.
+A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or
+if --model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline:
+`mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run ends without
+a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
 `--dry-run` makes the same checks.
 
 Writes results/<run>/: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
 turn, and read by --resume), also with the suffix _held_out; simulator.jsonl and
-simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and judged.jsonl
-(what it says of each dialogue); with --from-dialogues next to --out. Adds lines to results/runs.csv.
+simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and
+judged.jsonl (what it says of each dialogue); with --from-dialogues next to --out. Adds lines to
+results/runs.csv.
 """
 
 import dataclasses
@@ -74,10 +76,11 @@ class Args(JudgeFlags, ModelFlags):
     profiles: str = ""
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     ask_thinking: bool = False
-    """Ask for a <think> block in the system line; on by itself if the model was trained so, see keep_thinking."""
+    """Ask for a <think> block in the system line; on by itself if the model was trained so, see
+    keep_thinking."""
     keep_thinking: bool = False
-    """Let the model read the thinking of its earlier turns; otherwise it reads only what it said. On by itself
-    if the model's think_format.json says that it was trained so, as train_rlver.py's do."""
+    """Let the model read the thinking of its earlier turns; otherwise it reads only what it said. On by
+    itself if the model's think_format.json says that it was trained so, as train_rlver.py's do."""
     temperature: float = 0.7
     """0 is greedy. SAGE does not state one; 0.7 is our choice."""
     max_tokens: int = 4096
@@ -153,7 +156,8 @@ def rescore(args: Args) -> None:
 
 # --- 2. the tested model
 
-# text, whether it is finished, number of tokens; or why there is none: the conversation is too long for the model
+# text, whether it is finished, number of tokens; or why there is none: the conversation is too long for the
+# model
 Reply = tuple[str, bool, int] | str
 Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversations, seeds) -> replies
 
@@ -204,7 +208,8 @@ def talk(
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
-    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that failed again.
+    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that
+    failed again.
     """
     setting = args.setting()
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
@@ -240,7 +245,8 @@ def talk(
 
 
 def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate) -> None:
-    """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of profiles."""
+    """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of
+    profiles."""
     seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
     conversations = [
         simulated_user.chat_messages(dialogue, args.ask_thinking, args.keep_thinking)
@@ -308,7 +314,8 @@ def try_endpoints(args: Args, profile: dict, run: Path) -> None:
 
 
 def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
-    """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts, profiles."""
+    """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts,
+    profiles."""
     name, url = simulators(args)[role]
     contents = [
         args.setting() | {"seed": 0},

@@ -1,23 +1,26 @@
-"""Evaluates on WildBench: answers every task, strips the thinking, asks a judge, reports a score with an interval.
+"""Evaluates on WildBench: answers every task, strips the thinking, asks a judge, reports a score with an
+interval.
 
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode reward --judge gpt-4o-2024-05-13 --top-p 0.95
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2 --top-p 0.95
-    python eval_wildbench.py --model results/demo/runs/grpo-think/model --tasks data/toy/benchmark_tasks.jsonl \\
+    python eval_wildbench.py --model results/demo/runs/grpo-think/model --tasks data/toy/benchmark_tasks.jsonl
+    \\
         --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
 
 - `reward` (WB-Reward): the judge compares the answer with a reference answer and replies A++, A+, A=B, B+ or
   B++, worth 100, 50, 0, -50 and -100 to the writer of A. The score is the mean over tasks and references.
 - `score` (WB-Score): the judge gives the answer alone a mark from 1 to 10. The score is (mean - 5) x 20.
-- `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}: a number, and
-  {name: whether it passes} with the same names for every response. A row on which it fails is invalid.
+- `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}: a
+  number, and {name: whether it passes} with the same names for every response. A row on which it fails is
+  invalid.
 
-A completion whose thinking is not closed has no response: it is the empty answer, and counted under its status.
-A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid verdicts
-(--max-invalid), which are listed in verdicts.jsonl, there is no headline. If the judge's endpoint gave no reply to
-some requests, the run ends without a score, and --resume asks these again.
+A completion whose thinking is not closed has no response: it is the empty answer, and counted under its
+status. A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid
+verdicts (--max-invalid), which are listed in verdicts.jsonl, there is no headline. If the judge's endpoint
+gave no reply to some requests, the run ends without a score, and --resume asks these again.
 
 `--protocol paper` does as the paper's released code, `official` (the default) as the benchmark's own tools:
 
@@ -29,18 +32,18 @@ some requests, the run ends without a score, and --resume asks these again.
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
-In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and a reply with two different
-choices cannot be read (there the first one counts).
+In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and a reply with two
+different choices cannot be read (there the first one counts).
 
 The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
 counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end
 loses little by it. If their share is larger than --max-invalid, a warning says so.
 
 The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official
-board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording. A
-comparison with published numbers needs the official ones: `--template FILE`, with {$history}, {$user_query},
-{$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a fingerprint of its judging: only
-values with the same one can be compared.
+board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording.
+A comparison with published numbers needs the official ones: `--template FILE`, with {$history},
+{$user_query}, {$checklist} and {$candidate_A}, {$candidate_B} or {$model_output}. Every result has a
+fingerprint of its judging: only values with the same one can be compared.
 
 Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked its first
 request, about an answer of two lines. `--dry-run` makes the same checks.
@@ -80,10 +83,11 @@ class Args(JudgeFlags, AnswerFlags):
     references: tuple[str, ...] = ("gpt-4",)
     """Keys of the tasks' `references` that the model is compared with (--mode reward)."""
     orders: Literal["both", "random"] = "both"
-    """Which answer is A: each in turn, or one drawn for each task and reference, as in the paper (--mode reward)."""
+    """Which answer is A: each in turn, or one drawn for each task and reference, as in the paper (--mode
+    reward)."""
     from_judgments: str = ""
-    """Stored verdicts (json, jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows are
-    {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}."""
+    """Stored verdicts (json, jsonl or jsonl.gz), scored into the file --out without a model or a judge. Rows
+    are {session_id, score, model_output} or {session_id, choice, model_is, output_len, reference_len}."""
 
 
 # --- 1. input, checked before a model is loaded or asked
@@ -124,7 +128,8 @@ def check_models(args: Args) -> None:
 
 
 def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
-    """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by whom."""
+    """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by
+    whom."""
     judging = [args.mode, args.judge, [task["id"] for task in tasks]]
     # what a judge that is named alike may hold another time: a program, or the weights of a local model
     judging.append(shared.digests_of(args.judge))
@@ -188,7 +193,8 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
-    """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards 0."""
+    """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards
+    0."""
     numbers = or_fail(wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.seed)
     n_skipped = numbers["n_skipped"]
     if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:

@@ -4,16 +4,17 @@
     python page.py results/rlmt results/rlhf     # two runs side by side, training runs or evaluations
 
 The training scripts write it when they finish; the command works at any time, also while a run is under way.
-Only the files of the run folder are read, not the model. A folder without completions, as of SFT, has curves only.
+Only the files of the run folder are read, not the model. A folder without completions, as of SFT, has curves
+only.
 
-A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page of more
-completions than --n shows some of the prompts and says so: see `choose`. The page itself is page.html, a
+A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page of
+more completions than --n shows some of the prompts and says so: see `choose`. The page itself is page.html, a
 template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
 
-The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue the
-final emotion. A judge's choice between two answers is no number: an evaluation by --mode reward or on Arena-Hard has
-no gold, and no number at all without --reward-model. A line that is not JSON raises ValueError with its file and
-number; the fields of a row are not checked, as our own scripts have written them.
+The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue
+the final emotion. A judge's choice between two answers is no number: an evaluation by --mode reward or on
+Arena-Hard has no gold, and no number at all without --reward-model. A line that is not JSON raises ValueError
+with its file and number; the fields of a row are not checked, as our own scripts have written them.
 """
 
 import base64
@@ -88,7 +89,8 @@ def answer_key(row: dict) -> tuple:
 
 
 def verdict_number(verdict: dict) -> float | str | None:
-    """Returns the number of a verdict, higher is better; None without one, as of a pairwise judge's choice."""
+    """Returns the number of a verdict, higher is better; None without one, as of a pairwise judge's
+    choice."""
     if "correct" in verdict:
         return int(verdict["correct"])
     if "strict" in verdict:  # IFEval and IFBench: whether each instruction is met
@@ -221,7 +223,8 @@ def join_curves(curves: list[dict]) -> list[dict]:
 
 
 def prompt_key(row: dict) -> str:
-    """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every run."""
+    """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every
+    run."""
     text = json.dumps([row["id"], row["messages"]])
     return hashlib.sha1(text.encode()).hexdigest()
 
@@ -240,8 +243,8 @@ def show_numbers(row: dict, kind: str) -> dict[str, float]:
 def show_completion(row: dict, kind: str) -> dict:
     """Returns what the page shows of a completion.
 
-    With a bad status that is also the raw text, which may hold more than thinking and response. A conversation
-    with a simulated user is shown turn by turn.
+    With a bad status that is also the raw text, which may hold more than thinking and response. A
+    conversation with a simulated user is shown turn by turn.
     """
     shown = {"status": row["status"], "numbers": show_numbers(row, kind)}
     if row.get("pair"):
@@ -279,7 +282,8 @@ def count(visits: list[dict]) -> int:
 
 
 def order_visits(visits: list[dict]) -> list[tuple]:
-    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page offers."""
+    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page
+    offers."""
     for measure in ("reward", "gold"):
         for visit in visits:
             numbers = [completion["numbers"] for side in visit["sides"] for completion in side]
@@ -294,8 +298,8 @@ def order_visits(visits: list[dict]) -> list[tuple]:
 def choose(visits: list[dict], n: int) -> list[dict]:
     """Returns the visits that are on the page: as many as n completions and MAX_CHARACTERS allow.
 
-    The EXTREMES highest and lowest come first; then prompts that both runs have; then the rest, drawn by `prompt_key`: a
-    prompt comes with all its visits, and two runs get the same prompts.
+    The EXTREMES highest and lowest come first; then prompts that both runs have; then the rest, drawn by
+    `prompt_key`: a prompt comes with all its visits, and two runs get the same prompts.
     """
     if n == 0:
         return visits
@@ -336,7 +340,8 @@ def run_name(run: str | Path) -> str:
 
 
 def join_arguments(runs: list[Path]) -> list[dict]:
-    """Returns name and value of every argument in config.json, one value a run as JSON; "" where a run has none."""
+    """Returns name and value of every argument in config.json, one value a run as JSON; "" where a run has
+    none."""
     arguments = {}
     for number, run in enumerate(runs):
         config = run / "config.json"
@@ -369,7 +374,8 @@ def describe(run: Path, number: int, visits: list[dict]) -> dict:
 
 
 def gather(runs: list[Path], n: int) -> dict:
-    """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to show."""
+    """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to
+    show."""
     curves = [read_curves(run) for run in runs]
     visits = read_visits(runs)
     about = []
@@ -407,7 +413,8 @@ def spell_out(match: re.Match) -> str:
 
 
 def make_visible(value):
-    """Returns a JSON value with hidden characters spelled out in all strings, and null for numbers JSON has not."""
+    """Returns a JSON value with hidden characters spelled out in all strings, and null for numbers JSON has
+    not."""
     if isinstance(value, str):
         return HIDDEN.sub(spell_out, value)
     if isinstance(value, dict):

@@ -7,9 +7,10 @@
     python reproduce.py --table rewards --run                          # other rewards on the toy world
     python reproduce.py --tables                                       # renders all tables: results/tables/
 
-A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how they are
-written. Bash runs a line after the settings at the top of its file; this script sets SEED, RESULTS, JUDGE_FLAGS,
-TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME ...` is a row of the table `mine`.
+A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how
+they are written. Bash runs a line after the settings at the top of its file; this script sets SEED, RESULTS,
+JUDGE_FLAGS, TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME ...` is a
+row of the table `mine`.
 
 A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
 `rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes. With
@@ -49,7 +50,8 @@ class Args:
     list: bool = False
     """Print every row with its status."""
     show: str = ""
-    """TABLE/ROW, such as table1/llama3.1-8b-rlmt: print its commands and those that come before it, to paste."""
+    """TABLE/ROW, such as table1/llama3.1-8b-rlmt: print its commands and those that come before it, to
+    paste."""
     run: bool = False
     """Run the commands that are not finished; an interrupted one goes on."""
     tables: bool = False
@@ -65,8 +67,9 @@ class Args:
     """How the judges are asked, as one text: --judge-flags="--judge-url URL --budget 20 --price 2.5 10".
     The budget is that of each evaluation; the price is the dearest judge's."""
     templates: str = ""
-    """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder laid
-    out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged again."""
+    """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder
+    laid out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged
+    again."""
 
 
 # --- 1. lines of experiments/*.sh
@@ -90,8 +93,8 @@ class Block:
     """The settings at the top of its file, and its line with ONLY=train or evaluate."""
     needs: tuple[str, ...] = ()
     is_preparation: bool = False
-    """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs whenever a
-    block that runs needs it."""
+    """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs
+    whenever a block that runs needs it."""
 
     @property
     def table(self) -> str:
@@ -110,7 +113,8 @@ class Block:
 
     @property
     def evaluations(self) -> list[str]:
-        """Lists the evaluations whose folders its line leaves: those of evaluate.sh, or `gold` by a command of its own."""
+        """Lists the evaluations whose folders its line leaves: those of evaluate.sh, or `gold` by a command
+        of its own."""
         if "EVALUATE" in self.script:
             return ["gold"]
         named = re.findall(r'^BENCHMARKS="(.*)"', self.script, re.MULTILINE)
@@ -238,7 +242,8 @@ def commands_of(script: str, variables: dict[str, str]) -> list[list[str]]:
 
 
 def inputs_of(words: list[str]) -> set[str]:
-    """Returns the data and the checkpoint that a command reads: named in its words, or its training script's default."""
+    """Returns the data and the checkpoint that a command reads: named in its words, or its training script's
+    default."""
     inputs = set(words)
     for script in words:
         if script.startswith("train_") and "toy" not in words:
@@ -251,7 +256,8 @@ def inputs_of(words: list[str]) -> set[str]:
 
 
 def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
-    """Asks the judges of the jobs, before days of training; exits with 2 if one does not answer, or if data are missing."""
+    """Asks the judges of the jobs, before days of training; exits with 2 if one does not answer, or if data
+    are missing."""
     # imported here, as --list and --show need no torch
     from benchmarks.flags import JudgeFlags
     from benchmarks.shared import judge_endpoint, judge_request
@@ -337,7 +343,8 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
 
 
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
-    """Returns the blocks of --table and --row; of a whole table without the rows whose checkpoint is not here."""
+    """Returns the blocks of --table and --row; of a whole table without the rows whose checkpoint is not
+    here."""
     if args.table not in rows:
         fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
     in_table = rows[args.table]
@@ -356,7 +363,8 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
 
 
 def show(name: str, blocks: dict[str, Block], args: Args) -> None:
-    """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it needs."""
+    """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it
+    needs."""
     if name not in blocks:
         fail(f"--show {name}: no line of experiments/*.sh has this name; use one of {', '.join(blocks)}")
     seed = args.seeds[0]

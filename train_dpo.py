@@ -8,9 +8,9 @@ A round, for P prompts with N completions each:
     4. reference   log-probabilities of all pairs under the same model, computed once
     5. update      minimise  -log sigmoid(beta * (margin of the policy - margin of the reference))
 
-`run_round` has these steps in order, and the mathematics is in `build_pairs` and `dpo_loss`. A round starts from
-the model that the last one trained. One round from the warm-started model is the paper's DPO; several make
-it online.
+`run_round` has these steps in order, and the mathematics is in `build_pairs` and `dpo_loss`. A round starts
+from the model that the last one trained. One round from the warm-started model is the paper's DPO; several
+make it online.
 
     python train_dpo.py --preset toy --model results/demo/runs/sft-think/model                # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
@@ -18,18 +18,18 @@ it online.
         --preset paper --model results/<sft run>/model                                   # 8 GPUs, as the paper
     python train_dpo.py ... --pairs data/skywork.jsonl                                        # offline
 
-Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated or empty
-completions, and a prompt needs `min_valid` = 2 well-formed ones, whose best and worst must differ; the released code asks
-for 4 that it can parse.
+Deviations from the paper's released code: docs/deviations.md. A default run never pairs malformed, truncated
+or empty completions, and a prompt needs `min_valid` = 2 well-formed ones, whose best and worst must differ;
+the released code asks for 4 that it can parse.
 
 Hours as the paper's README reports them: about 1 on 8 H100 for the training alone; not measured here.
 
-Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds; `pair` says
-which were paired, `step` is the round), metrics.jsonl (a line a round), summary.json and model/ (of the last
-round); and for each round round-<n>/ with samples and scores of each process, pairs.jsonl (token ids),
-metrics.jsonl (a line a step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and best_by_gold/
-has best_by_gold_adapter/.
+Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, completions.jsonl (of all rounds;
+`pair` says which were paired, `step` is the round), metrics.jsonl (a line a round), summary.json and model/
+(of the last round); and for each round round-<n>/ with samples and scores of each process, pairs.jsonl (token
+ids), metrics.jsonl (a line a step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and
+best_by_gold/ has best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -121,8 +121,9 @@ class Args(RunArgs):
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     # rollout
     rounds: int = 1
-    """Each starts from the model of the one before. The paper has 1. With LoRA in bfloat16 that model is rounded: where
-    the adapter changed a weight by less than a 512th of itself, the change is lost; --dtype float32 keeps it."""
+    """Each starts from the model of the one before. The paper has 1. With LoRA in bfloat16 that model is
+    rounded: where the adapter changed a weight by less than a 512th of itself, the change is lost; --dtype
+    float32 keeps it."""
     prompts_per_round: int = 0
     """A round takes the next prompts of a random order, which begins again at its end; 0: all prompts."""
     samples_per_prompt: int = 8
@@ -151,8 +152,9 @@ class Args(RunArgs):
     gold_prompts: str = ""
     """Held-out prompt rows: --gold measures one completion of each after every round."""
     key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
+    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
+    no key."""
     budget: float = 0.0
     """US dollars that a judge of --gold may cost in this run; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -197,7 +199,8 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 
 
 def is_same_text(one: dict, other: dict, reward_on: str) -> bool:
-    """Tells whether the reward model read the same of two completions; their rewards may still differ by rounding."""
+    """Tells whether the reward model read the same of two completions; their rewards may still differ by
+    rounding."""
     if reward_on == "response":
         return one["response"] == other["response"]
     return one["ids"] == other["ids"]
@@ -386,7 +389,8 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
-    """Returns the prompts of round `number` (from 1): the next of a random order, which begins again at its end."""
+    """Returns the prompts of round `number` (from 1): the next of a random order, which begins again at its
+    end."""
     order = random.Random(args.seed).sample(prompts, len(prompts))
     n_prompts = args.prompts_per_round or len(order)
     first = (number - 1) * n_prompts
@@ -454,9 +458,9 @@ def sample(
 def score(completions: list[Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the chunks
-    that are there already. One that is there in part is scored anew, as the last bits of a reward depend on the
-    texts that are scored with it.
+    Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the
+    chunks that are there already. One that is there in part is scored anew, as the last bits of a reward
+    depend on the texts that are scored with it.
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
@@ -577,8 +581,9 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
 def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
     """Sets the reference's log-probabilities of all pairs, on every process.
 
-    The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be sorted,
-    longest first: `deal` and `micro_batches` sort so too, and what they return can be assigned by place.
+    The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be
+    sorted, longest first: `deal` and `micro_batches` sort so too, and what they return can be assigned by
+    place.
     """
     own_logps = []
     model.eval()
@@ -837,7 +842,8 @@ def main(args: Args) -> None:
 # --- presets: rows of table 3, and small runs
 
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 6's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    # the defaults of Args are table 6's; rows of table 3 add --model and --think-format:
+    # experiments/table3.sh
     "paper": {"reward_on": "response"},  # equation 3
     "paper-as-released": {"reward_on": "response", "min_valid": 4},  # the one deviation that has a flag
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice

@@ -9,13 +9,13 @@ A step, for P prompts with G completions each:
     5. end         a line of metrics, and the completions; checks that end a run which can teach nothing; at times
                    held-out prompts are measured and a checkpoint is saved
 
-For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is that of
-log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `set_old_logprobs` notes its
-log-probabilities, by the trainer's forward and not by the sampler. k3, an estimate of the KL divergence, is
-pi_ref / pi - log(pi_ref / pi) - 1.
+For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is
+that of log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `set_old_logprobs`
+notes its log-probabilities, by the trainer's forward and not by the sampler. k3, an estimate of the KL
+divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 
-Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A name
-that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
+Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A
+name that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
 
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
@@ -124,10 +124,11 @@ class Args(RLArgs):
     The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
-    See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
+    format:gate. See rewards/__init__.py."""
     unsafe_code: bool = False
-    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the
+    network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50."""
@@ -136,13 +137,13 @@ class Args(RLArgs):
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its group.
-    score: that of its text as it is. null, the released code's strict mode: a text without the tag that opens its
-    response, or in a Zero format without the closing one behind it, is scored as [NULL]; any other as it is. score
-    and null concern the reward model alone."""
+    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its
+    group. score: that of its text as it is. null, the released code's strict mode: a text without the tag
+    that opens its response, or in a Zero format without the closing one behind it, is scored as [NULL]; any
+    other as it is. score and null concern the reward model alone."""
     format_margin: float = 1.0
-    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest reward
-    of its group."""
+    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest
+    reward of its group."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -155,19 +156,21 @@ class Args(RLArgs):
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: tuple[float, float] = (0.2, 0.2)
-    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); 0.2 0.28 is DAPO's clip-higher.
-    Unused with cispo, and with one update a rollout, where the ratio is 1."""
+    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); 0.2 0.28 is
+    DAPO's clip-higher. Unused with cispo, and with one update a rollout, where the ratio is 1."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
-    """TRL's names. The first three clip the ratio and differ in the mean: dapo over all tokens of the update, grpo over
-    completions, dr_grpo over completions of sums / max_completion_tokens. cispo has dapo's mean and another loss: the
-    ratio, cut at CISPO_CAP, is a constant weight of log pi. gspo has grpo's mean and one ratio per completion."""
+    """TRL's names. The first three clip the ratio and differ in the mean: dapo over all tokens of the update,
+    grpo over completions, dr_grpo over completions of sums / max_completion_tokens. cispo has dapo's mean and
+    another loss: the ratio, cut at CISPO_CAP, is a constant weight of log pi. gspo has grpo's mean and one
+    ratio per completion."""
     scale_rewards: Literal["group", "batch", "none", "pass_at_k"] = "group"
-    """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of the group;
-    batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k has the advantages of pass@PASS_AT_K in its place,
-    from the verifier's verdicts; a completion without a reward counts for nothing."""
+    """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of
+    the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k has the advantages of
+    pass@PASS_AT_K in its place, from the verifier's verdicts; a completion without a reward counts for
+    nothing."""
     dynamic_sampling: int = 0
-    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other prompts
-    (DAPO). 0: none."""
+    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other
+    prompts (DAPO). 0: none."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -228,10 +231,10 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
 def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor, k: int) -> torch.Tensor:
     """Returns advantages (P, G) that maximise pass@k, the chance that one of k samples is right (2508.10751).
 
-    Of the n samples of a group c are right. The chance is rho = 1 - C(n-c, k) / C(n, k), its standard deviation
-    sigma = sqrt(rho (1 - rho)). The advantage of a right sample is (1 - rho) / sigma. That of a wrong one is
-    (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / sigma. All are 0 where sigma is 0. A sample without a verdict (P*G,) or
-    without a reward is not counted and gets 0.
+    Of the n samples of a group c are right. The chance is rho = 1 - C(n-c, k) / C(n, k), its standard
+    deviation sigma = sqrt(rho (1 - rho)). The advantage of a right sample is (1 - rho) / sigma. That of a
+    wrong one is (1 - rho - C(n-c-1, k-1) / C(n-1, k-1)) / sigma. All are 0 where sigma is 0. A sample without
+    a verdict (P*G,) or without a reward is not counted and gets 0.
     """
     verdicts = [math.nan if verdict is None else verdict for verdict in verdicts]
     verdicts_P_G = torch.tensor(verdicts, device=rewards_P_G.device).view_as(rewards_P_G)
@@ -247,7 +250,8 @@ def pass_at_k_advantages(verdicts: list[float | None], rewards_P_G: torch.Tensor
 
 
 def chance_of_wrong(n_wrong: torch.Tensor, n: torch.Tensor, k: int) -> torch.Tensor:
-    """Returns C(n_wrong, k) / C(n, k), the chance that k of n samples are all wrong; 0 for k above n_wrong."""
+    """Returns C(n_wrong, k) / C(n, k), the chance that k of n samples are all wrong; 0 for k above
+    n_wrong."""
     chance = torch.ones_like(n, dtype=torch.float64)
     for i in range(k):
         chance *= (n_wrong - i).clamp(min=0) / (n - i).clamp(min=1).double()
@@ -277,7 +281,8 @@ def grpo_loss(
     """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before the first
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
+        the first
             update of the rollout, of the reference; the last is None without a KL term.
         advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
         mask: (B, T), 1 on the tokens that are trained on.
@@ -327,9 +332,9 @@ def mean_weights(
 ) -> torch.Tensor:
     """Returns the weight (B, T) of each token in an update's loss, which makes the loss a mean.
 
-    dapo and cispo: over tokens. grpo and gspo: over completions, of the means over their tokens (equation 4 of
-    2509.20357). dr_grpo: over completions, of the sums over their tokens divided by `max_tokens`. `n_tokens`
-    and `n_completions` count the whole update, over all processes and micro-batches.
+    dapo and cispo: over tokens. grpo and gspo: over completions, of the means over their tokens (equation 4
+    of 2509.20357). dr_grpo: over completions, of the sums over their tokens divided by `max_tokens`.
+    `n_tokens` and `n_completions` count the whole update, over all processes and micro-batches.
     """
     if loss_type in ("grpo", "gspo"):
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / n_completions
@@ -360,11 +365,12 @@ def replace_flat_groups(
     args: Args,
     accelerator: Accelerator,
 ) -> dict[str, float]:
-    """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476, section 3.2).
+    """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
+    section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times. Under
-    FSDP2 all processes must take part in each forward, so each samples as many groups as the neediest one, and
-    throws the surplus away.
+    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times.
+    Under FSDP2 all processes must take part in each forward, so each samples as many groups as the neediest
+    one, and throws the surplus away.
 
     Args:
         completions: those of this process, in groups.
@@ -440,7 +446,8 @@ def accumulate_gradients(
 
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of log pi
+            # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of
+            # log pi
             old_logprobs = batch.get("old_logprobs", logprobs.detach())
             # transformers gives none; there the sampler is the policy itself, and the gap is 0
             sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
@@ -592,8 +599,8 @@ def main(args: Args) -> None:
             else:
                 advantages_P_G = group_advantages(rewards_P_G, args.scale_rewards)
             if args.dynamic_sampling:
-                # DAPO drops groups that stay flat. Here their advantage is 0, but dense rewards still add theirs, and
-                # their tokens count in the loss's mean
+                # DAPO drops groups that stay flat. Here their advantage is 0, but dense rewards still add
+                # theirs, and their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
             # the model behind the reward `prime` learns here
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
@@ -673,8 +680,8 @@ ONE_CARD = {
     "vllm_memory": 0.4,
 }
 PRESETS: dict[str, dict] = {
-    # The defaults of Args are table 7's. Rows of tables 1, 4 and 9 add --model, --think-format and what else they change:
-    # experiments/table*.sh
+    # The defaults of Args are table 7's. Rows of tables 1, 4 and 9 add --model, --think-format and what else
+    # they change: experiments/table*.sh
     "paper": PAPER,
     # of instruct models: the released configs are strict; table 7, footnote
     "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
@@ -761,7 +768,8 @@ PRESETS: dict[str, dict] = {
         "rewards": ("self_certainty:1",),
         "group_size": 7,
     },
-    # 2502.01456, which also leaves out prompts that are too easy or too hard, and has another baseline: docs/rewards.md
+    # 2502.01456, which also leaves out prompts that are too easy or too hard, and has another baseline:
+    # docs/rewards.md
     "dense/prime": {
         **VERIFIED,
         "model": "PRIME-RL/Eurus-2-7B-SFT",
@@ -800,8 +808,9 @@ PRESETS: dict[str, dict] = {
 #
 # loss_type: the configs say "token-mean", but of micro-batches of one completion, which are then averaged.
 #
-# steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45 steps
-# and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table 7 has
+# steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45
+# steps and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table
+# 7 has
 # 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
 # checkpoint.
 RELEASED = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}

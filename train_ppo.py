@@ -11,9 +11,9 @@ A step, for P prompts with one completion each; V_t is the critic's value of the
     5. end         a line of metrics, and the completions; checks that end a run which can teach nothing; at times
                    held-out prompts are measured and a checkpoint is saved
 
-For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
-The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on conversations, where masks
-also leave out the user's turns.
+For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref /
+pi) - 1. The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on
+conversations, where masks also leave out the user's turns.
 
     python train_ppo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_ppo.py --model results/sft-think/model --lora-r 64 \\
@@ -23,8 +23,9 @@ also leave out the user's turns.
 
 Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. By default the reward model reads thinking and response; the paper's presets set `reward_on = "response"`.
-2. A malformed completion gets a floor below all others of the step. The released code scores it like any other
-   (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the paper.
+2. A malformed completion gets a floor below all others of the step. The released code scores it like any
+   other (`--on-bad-format score`), or as the text [NULL] in its strict mode (`null`), which is not in the
+   paper.
 3. Table 7 has a KL coefficient of 0.001, the released PPO configs apply no KL at all. The default here is
    that coefficient in the loss, as for GRPO; `--kl none` is what was released.
 
@@ -124,10 +125,11 @@ class Args(RLArgs):
     The paper has none."""
     # reward
     rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1 format:gate.
-    See rewards/__init__.py."""
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
+    format:gate. See rewards/__init__.py."""
     unsafe_code: bool = False
-    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the network."""
+    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the
+    network."""
     reward_args: tuple[str, ...] = ()
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50."""
@@ -137,9 +139,9 @@ class Args(RLArgs):
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
-    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of the
-    released code: one without the tag that opens its response (in a Zero format, that closes it) is scored as the
-    text [NULL], any other as it is."""
+    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of
+    the released code: one without the tag that opens its response (in a Zero format, that closes it) is
+    scored as the text [NULL], any other as it is."""
     format_margin: float = 1.0
     """What --on-bad-format floor subtracts, in units of the reward."""
     # algorithm
@@ -156,8 +158,8 @@ class Args(RLArgs):
     kl_coef: float = 1e-3
     """Weight of the penalty (table 7)."""
     epsilon: tuple[float, float] = (0.2, 0.2)
-    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); with one update a rollout it
-    is 1."""
+    """The ratio is clipped below 1 - the first and above 1 + the second (released configs); with one update a
+    rollout it is 1."""
     lam: float = 1.0
     """Lambda of generalised advantage estimation (released configs); 0.95 is usual elsewhere."""
     critic: str = "policy"
@@ -178,7 +180,8 @@ class Args(RLArgs):
 MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clipped to this norm
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
 GAMMA = 1.0  # discount (released configs)
-# how far a value may move from the rollout's, towards the return, before its gradient is cut (released configs)
+# how far a value may move from the rollout's, towards the return, before its gradient is cut (released
+# configs)
 VALUE_CLIP = 0.5
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
@@ -252,7 +255,8 @@ def policy_loss(
     """Returns the loss of a micro-batch, summed over its tokens, and sums over its tokens of what is logged.
 
     Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before the first
+        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
+        the first
             update of the rollout, of the reference; the last is None without a KL term in the loss.
         advantages: (B, T).
         mask: (B, T), 1 on the tokens that are trained on.
@@ -288,8 +292,8 @@ def value_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the critic's loss of each token (B, T), and where it is clipped (B, T, bool).
 
-    The loss is half the larger of two squared errors: that of the value, and that of the value held within `clip` of the
-    rollout's. It is clipped where the second is larger: there it has no gradient.
+    The loss is half the larger of two squared errors: that of the value, and that of the value held within
+    `clip` of the rollout's. It is clipped where the second is larger: there it has no gradient.
     """
     moved = values - old_values
     held = old_values + moved.clamp(-clip, clip)
@@ -303,7 +307,8 @@ def value_loss(
 
 
 def find_critic(args: Args, tokenizer) -> str:
-    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer, or lacks weights."""
+    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer, or lacks
+    weights."""
     path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
     if path != args.model and load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
         fail(f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy")
@@ -586,8 +591,8 @@ def main(args: Args) -> None:
             completions = sample_completions(own_prompts, sampler, args.think_format)
             train.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per prompt,
-            # floors compare within the whole step
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per
+            # prompt, floors compare within the whole step
             scorer.set_rewards(completions, args.prompts_per_step, model)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = gather_rewards(completions, accelerator)
@@ -658,14 +663,15 @@ PAPER = {
     "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
 PRESETS: dict[str, dict] = {
-    # the defaults of Args are table 7's; rows of table 3 add --model and --think-format: experiments/table3.sh
+    # the defaults of Args are table 7's; rows of table 3 add --model and --think-format:
+    # experiments/table3.sh
     "paper": PAPER,
     # of instruct models: the released configs are strict; table 7, footnote
     "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
     # of base models; the instruction of a Zero format needs room, as released
     "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
-    # 2411.15124, its math alone; it also goes four times through a rollout, decays both rates, gives -10 to a completion that
-    # is cut off, and clips values at 0.2 where VALUE_CLIP has 0.5
+    # 2411.15124, its math alone; it also goes four times through a rollout, decays both rates, gives -10 to a
+    # completion that is cut off, and clips values at 0.2 where VALUE_CLIP has 0.5
     "rlvr/tulu3": {
         "prompts": "data/verifiable.jsonl",
         "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
@@ -705,8 +711,8 @@ PRESETS: dict[str, dict] = {
         "format_margin": 2.0,
     },
 }
-# The released values. There are configs of two runs only. They run 234 steps and save every 55. Their README uses
-# "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
+# The released values. There are configs of two runs only. They run 234 steps and save every 55. Their README
+# uses "the checkpoint around step 117 (specifically, step 135)", which PPO did not save; the nearest is 110
 # (table 7: 120). As the learning rate is constant, 110 steps give that checkpoint.
 RELEASED = {"kl": "none", "entropy_coef": 1e-3, "max_prompt_tokens": 896, "steps": 110, "save_steps": 55}
 PRESETS["paper-as-released"] = PAPER | RELEASED

@@ -9,11 +9,12 @@ to train one, and for ablations over reward models. Pairs are rendered as reward
 to score. At the end, held-out pairs give its accuracy and its calibration error (ECE). Pairs are sorted into
 ten bins by the probability that the model gives to the order it prefers. In each bin its mean is compared
 with the share of pairs for which that order is right. As annotators like long answers, two more numbers stand
-beside: how often the longer answer is the better one, and the accuracy where both are about equally long. A last
-step that would have fewer pairs than --batch-size is left out of each epoch.
+beside: how often the longer answer is the better one, and the accuracy where both are about equally long. A
+last step that would have fewer pairs than --batch-size is left out of each epoch.
 
 Why this is a loop and not TRL's RewardTrainer: under FSDP2 the trainer adds up gradients in bfloat16, and two
-processes on a CPU cannot resume, because its optimizer's state does not load. None of its arguments changes that.
+processes on a CPU cannot resume, because its optimizer's state does not load. None of its arguments changes
+that.
 
 Hardware and hours: not measured. Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl,
 dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
@@ -200,7 +201,8 @@ class Pair:
 
 
 def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns a pair's tokens for micro_batches: prompt and answer are one text, the shorter side is padded."""
+    """Returns a pair's tokens for micro_batches: prompt and answer are one text, the shorter side is
+    padded."""
     return 2 * pair.longest, 0
 
 

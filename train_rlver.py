@@ -27,12 +27,14 @@ this user alone likes: evaluate with a second one (eval_sentient.py --held-out-s
 Deviations from the paper and its released code in a default run; docs/deviations.md has all:
 1. A malformed reply ends the conversation at once.
 2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
-3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that the
-   paper prints for the policy, write it into the field `system` of each profile, and pass --no-ask-thinking.
+3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that
+   the paper prints for the policy, write it into the field `system` of each profile, and pass
+   --no-ask-thinking.
 
-Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, simulator-<rank>.jsonl
-(the simulator's replies), summary.json, checkpoint-*/ and model/. Rows of completions.jsonl also have `dialogue`,
-`emotion` (100 at most), `ended`, `error` (why the simulator failed) and `turns`. Hours: not measured.
+Writes results/<run>/: config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl,
+simulator-<rank>.jsonl (the simulator's replies), summary.json, checkpoint-*/ and model/. Rows of
+completions.jsonl also have `dialogue`, `emotion` (100 at most), `ended`, `error` (why the simulator failed)
+and `turns`. Hours: not measured.
 
 Axes: P users, G conversations with each, B conversations of this process, T tokens of the longest of them.
 """
@@ -112,14 +114,16 @@ class Args(RolloutArgs):
     profiles: str = "data/profiles.jsonl"
     """Users: rows {id, player, scene, task, first_talk}; see data/README.md."""
     simulator: str = ""
-    """What plays the users: a model at --simulator-url, or file.py:function (see rewards/simulated_user.py)."""
+    """What plays the users: a model at --simulator-url, or file.py:function (see
+    rewards/simulated_user.py)."""
     simulator_url: str = ""
     """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one."""
     concurrency: int = 32
     """Calls to the simulator at a time, of each process."""
     budget: float = 0.0
-    """US dollars that the simulator may cost in this run, an equal part for each process; 0: no limit. The first
-    part that is spent ends the run at once. The steps since its last checkpoint have to be paid for again."""
+    """US dollars that the simulator may cost in this run, an equal part for each process; 0: no limit. The
+    first part that is spent ends the run at once. The steps since its last checkpoint have to be paid for
+    again."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
     think_format: str = "think"
@@ -205,8 +209,8 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 class Conversation(Completion):
     """A conversation in words, and as the token ids that the policy reads and writes.
 
-    Once it has ended, `text` is everything after the prompt, `thinking` that of all replies, `response` what the
-    last one says.
+    Once it has ended, `text` is everything after the prompt, `thinking` that of all replies, `response` what
+    the last one says.
     """
 
     dialogue: dict = field(default_factory=dict)
@@ -235,7 +239,8 @@ class Conversation(Completion):
             self.sampler_logprobs = (self.sampler_logprobs or []) + sample.logprobs
 
     def add_user_turn(self, tokenizer, max_context: int) -> None:
-        """Adds the user's last turn; ends the conversation if its context would exceed `max_context` tokens."""
+        """Adds the user's last turn; ends the conversation if its context would exceed `max_context`
+        tokens."""
         content = self.dialogue["history"][-1]["content"]
         ids = turn_ids(tokenizer, content, after_end=self.ids[-1] == tokenizer.eos_token_id)
         if len(self.context) + len(ids) > max_context:
@@ -286,7 +291,8 @@ def start_conversation(user: dict, setting: dict) -> Conversation:
 def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     """Returns the tokens between two replies: end of turn, the user's turn, opening of the next reply.
 
-    `content`: what the user says. `after_end`: the policy has sampled the end of turn, so it is left out here.
+    `content`: what the user says. `after_end`: the policy has sampled the end of turn, so it is left out
+    here.
     """
     mark = "(reply)"
     messages = [
@@ -323,8 +329,8 @@ def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
 class TurnRewards:
     """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it / 100.
 
-    Their sum is final reward - start / 100. After a malformed reply the final reward is 0, so that reply earns
-    minus the emotion before it. The trainers use this class like a source of rewards/dense.py.
+    Their sum is final reward - start / 100. After a malformed reply the final reward is 0, so that reply
+    earns minus the emotion before it. The trainers use this class like a source of rewards/dense.py.
     """
 
     scaled = True  # GRPO divides these rewards by their spread in the group
@@ -438,7 +444,8 @@ def simulator_setting(args: Args) -> dict:
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if they cannot be trained with."""
+    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if they cannot be trained
+    with."""
     users = []
     for profile in simulated_user.read_profiles(args.profiles):
         prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
@@ -473,7 +480,8 @@ def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated
 
 
 def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accelerator: Accelerator) -> None:
-    """Says what a simulator behind an endpoint will be asked, and asks it first; exits with 2 if no reply comes.
+    """Says what a simulator behind an endpoint will be asked, and asks it first; exits with 2 if no reply
+    comes.
 
     `run`: the folder that will keep the reply.
     """
@@ -600,7 +608,8 @@ def main(args: Args) -> None:
 # --- presets: the runs of the paper, and the toy
 
 PRESETS: dict[str, dict] = {  # the other defaults are RLVER's GRPO; its appendix B.3
-    # GRPO of table 1, with the entropy bonus of the released config; docs/rewards.md has the other rows' flags
+    # GRPO of table 1, with the entropy bonus of the released config; docs/rewards.md has the other rows'
+    # flags
     "rlver-think": {"entropy_coef": 1e-3, "ask_thinking": True},
     "rlver-plain": {"entropy_coef": 1e-3, "think_format": "plain"},
     "toy": {  # our choice

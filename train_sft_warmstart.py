@@ -9,12 +9,12 @@ trains on ordinary rows of prompt and answer.
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_sft_warmstart.py \\
         --model meta-llama/Llama-3.1-8B                                               # 8 GPUs, as the paper
 
-Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an epoch that
-would have fewer rows than --batch-size.
+Deviations from the paper's released code: docs/deviations.md. A default run leaves out a last step of an
+epoch that would have fewer rows than --batch-size.
 
-Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is half
-as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16. None of
-its arguments changes that.
+Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is
+half as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16.
+None of its arguments changes that.
 
 Hours as the paper's README reports them: about 2.5 on 8 H100; not measured here. Writes results/<run>/:
 config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, checkpoint-*/ and model/, an
@@ -141,9 +141,9 @@ def build_rows(
 ) -> tuple[list[TokenRow], list[dict]]:
     """Returns the traces as token ids, and the dropped ones {id, reason, tokens}.
 
-    A trace is dropped if it has a flaw or is longer than `max_length` tokens. Its thinking counts, also where the
-    format leaves it out, so that both twins see the same rows. If no trace has thinking, there is no twin: the
-    plain format then trains on all of them.
+    A trace is dropped if it has a flaw or is longer than `max_length` tokens. Its thinking counts, also where
+    the format leaves it out, so that both twins see the same rows. If no trace has thinking, there is no
+    twin: the plain format then trains on all of them.
     """
     some_think = any(trace["thinking"].strip() for trace in traces)
     needs_thinking = some_think or THINK_FORMATS[think_format].thinking_tags is not None
@@ -306,9 +306,10 @@ def main(args: Args) -> None:
 # --- presets: rows of tables 1 and 4, one card, and small runs
 
 PRESETS: dict[str, dict] = {
-    # The defaults of Args are table 5's, for Llama-3.1-8B. The released script has 1 row on each of 8 GPUs for Qwen, where
-    # table 5 prints 16 for all models: experiments/table1.sh.
-    # One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are trained.
+    # The defaults of Args are table 5's, for Llama-3.1-8B. The released script has 1 row on each of 8 GPUs
+    # for Qwen, where table 5 prints 16 for all models: experiments/table1.sh.
+    # One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are
+    # trained.
     "24gb": {"lora_r": 64, "learning_rate": 1e-4},
     "80gb": {"learning_rate": 1e-5, "micro_batch_tokens": 32768},
     "small": {  # experiments/small.sh, a model of 135M parameters; our choice

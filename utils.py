@@ -1,7 +1,8 @@
 """Serves every script: the think formats with their one parser, and safe loading of models and tokenizers.
 
-To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every script's
-`--think-format` read it from there. Styles of thinking that are only evaluated are in benchmarks/foreign.py.
+To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every
+script's `--think-format` read it from there. Styles of thinking that are only evaluated are in
+benchmarks/foreign.py.
 """
 
 import sys
@@ -39,7 +40,8 @@ class ThinkFormat:
     thinking_tags: tuple[str, str] | None = None
     """The texts that open and close the thinking."""
     response_tags: tuple[str, str] | None = None
-    """The texts that open and close the response. A completion ends at the closing tag: sampling stops there."""
+    """The texts that open and close the response. A completion ends at the closing tag: sampling stops
+    there."""
     instruction: str = ""
     """Text before the prompt of a base model that was never trained on the format (Zero)."""
 
@@ -112,12 +114,12 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         finished: False if the token limit cut the completion off.
 
     Returns:
-        ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where an
-        opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before its end,
-        even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first closing tag of
-        its response. `response` is what follows the last tag that opens a response, even if the status is not `ok`;
-        but it is empty if the completion was cut off before its response, as a tag is then only named in the
-        thinking. Reward models read `response_to_score` instead.
+        ThinkParts. `status` is the first of these that holds: `no_open` (something else, or nothing, is where
+        an opening tag should be), `nested` (a tag of the format occurs twice), `truncated` (cut off before
+        its end, even inside a tag), `no_close`, `empty_response`, else `ok`. A completion ends at the first
+        closing tag of its response. `response` is what follows the last tag that opens a response, even if
+        the status is not `ok`; but it is empty if the completion was cut off before its response, as a tag is
+        then only named in the thinking. Reward models read `response_to_score` instead.
     """
     check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
@@ -143,7 +145,8 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
 def _walk_tags(text: str, expected: ThinkFormat, finished: bool) -> tuple[str, str, bool]:
     """Follows the tags from left to right.
 
-    Returns the thinking, `ok` or what is wrong with the tags, and whether the response's opening tag was reached.
+    Returns the thinking, `ok` or what is wrong with the tags, and whether the response's opening tag was
+    reached.
     """
     thinking = ""
     for tags in (expected.thinking_tags, expected.response_tags):
@@ -179,7 +182,8 @@ def response_to_score(text: str, think_format: str) -> str:
     """Returns the response of a completion, well-formed or not, as a reward model reads it; stripped.
 
     It follows the first tag that opens a response, wherever that is. Without such a tag it is the whole text.
-    In a Zero format it ends at the tag that closes a response. The paper's released training code does the same.
+    In a Zero format it ends at the tag that closes a response. The paper's released training code does the
+    same.
     """
     expected = THINK_FORMATS[think_format]
     response = text
@@ -191,7 +195,8 @@ def response_to_score(text: str, think_format: str) -> str:
 
 
 def shows_response(text: str, think_format: str) -> bool:
-    """Tells whether a completion has the tag after which its response begins; True for a format without one."""
+    """Tells whether a completion has the tag after which its response begins; True for a format without
+    one."""
     return THINK_FORMATS[think_format].opens_response in text
 
 
@@ -220,7 +225,8 @@ def or_fail(function, *args):
 
 
 def or_warn(what: str, function, *args) -> None:
-    """Calls function(*args); an error becomes one line on stderr that begins with `what`, as nothing depends on it."""
+    """Calls function(*args); an error becomes one line on stderr that begins with `what`, as nothing depends
+    on it."""
     try:
         function(*args)
     except Exception as error:

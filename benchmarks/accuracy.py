@@ -18,9 +18,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def majority_at_k(votes: list[Hashable | None], correct: list[bool], k: int) -> float:
     """Returns the share of groups of k samples in which the most frequent answer is right.
 
-    Of answers that are equally frequent, the one that came first wins. A vote None, an unreadable answer, is not
-    counted. The groups are disjoint, in the order of the samples, and a remainder is left out. So this is an unbiased
-    estimate for any k, and the plain majority vote if k is the number of samples.
+    Of answers that are equally frequent, the one that came first wins. A vote None, an unreadable answer, is
+    not counted. The groups are disjoint, in the order of the samples, and a remainder is left out. So this is
+    an unbiased estimate for any k, and the plain majority vote if k is the number of samples.
     """
     n_groups = len(votes) // k
     n_right = 0
@@ -35,7 +35,8 @@ def majority_at_k(votes: list[Hashable | None], correct: list[bool], k: int) -> 
 
 
 def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
-    """Returns the chance that the best of k of n samples, by reward, is right. Of equal rewards the first is best.
+    """Returns the chance that the best of k of n samples, by reward, is right. Of equal rewards the first is
+    best.
 
     It is exact over all choices of k samples, so unbiased for any k, as pass_at_k is.
     """
@@ -49,7 +50,8 @@ def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
 
 
 def accuracy(results: list[dict], tasks: list[dict]) -> dict:
-    """Returns accuracy (for each field `correct...` of the results), values at k, their intervals, and the counts.
+    """Returns accuracy (for each field `correct...` of the results), values at k, their intervals, and the
+    counts.
 
     A task's samples are averaged first, so the interval is over tasks.
     """
@@ -79,9 +81,9 @@ def values_at_k(by_task: dict[int, list[dict]]) -> dict[str, dict[int, float]]:
     """Returns each task's pass@k, maj@k and best@k, for k 10, 100 and the samples that all tasks have.
 
     Args:
-        by_task: results of each task, by its position in the data. maj@k is for results with an `answer`, which
-            are equal if the check takes them for one; best@k for results with a `reward`. One that has none never
-            wins against one that has.
+        by_task: results of each task, by its position in the data. maj@k is for results with an `answer`,
+            which are equal if the check takes them for one; best@k for results with a `reward`. One that has
+            none never wins against one that has.
     """
     results = [result for samples in by_task.values() for result in samples]
     has_answers = any("answer" in result for result in results)

@@ -1,7 +1,7 @@
 """AlpacaEval 2: a judge prefers the model's answer or the baseline's; win rates, plain and at equal length.
 
-Win rates are in percent. Those of the official tool have the plain key. Those of the paper end with `_paper`: binary
-preferences, length in words, neither instruction difficulty nor gamed baselines.
+Win rates are in percent. Those of the official tool have the plain key. Those of the paper end with `_paper`:
+binary preferences, length in words, neither instruction difficulty nor gamed baselines.
 """
 
 import hashlib
@@ -191,7 +191,8 @@ def paper_length_control(wins: np.ndarray, delta_words: np.ndarray) -> float:
 
 
 def paper_interval(wins: np.ndarray, delta_words: np.ndarray) -> list[float]:
-    """Returns the 95 % percentile interval of `paper_length_control`, by REFITS fits to resampled instructions."""
+    """Returns the 95 % percentile interval of `paper_length_control`, by REFITS fits to resampled
+    instructions."""
     picks = np.random.default_rng(0).integers(0, len(wins), (REFITS, len(wins)))
     refits = [paper_length_control(wins[pick], delta_words[pick]) for pick in picks]
     return np.percentile(refits, [2.5, 97.5]).tolist()

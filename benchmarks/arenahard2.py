@@ -2,16 +2,18 @@
 
 Rows may also have the official tool's `games` in place of the two verdicts. Scores are in percent.
 
-Scores are exact, where the official tool prints the mean or median of 100 unseeded bootstrap fits. Its intervals,
-`..._interval`, go from 5 to 95 % and resample battles as if those of a prompt were independent, so they are narrow.
+Scores are exact, where the official tool prints the mean or median of 100 unseeded bootstrap fits. Its
+intervals, `..._interval`, go from 5 to 95 % and resample battles as if those of a prompt were independent, so
+they are narrow.
 
 One deviation: `score_style_controlled` is the win rate of answers in the style of the baseline's, where all
-differences of style are 0. The official tool first subtracts the mean difference over the battles of all models
-that it finds. With one model that is the model's own mean, so its own style would not be taken away.
+differences of style are 0. The official tool first subtracts the mean difference over the battles of all
+models that it finds. With one model that is the model's own mean, so its own style would not be taken away.
 
-The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its interval
-has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and the like, and a label without
-brackets; there both are ties. The paper's judge is GPT-4.1; the settings file of its code names gpt-4.1-mini.
+The paper's score is `score_paper`: strength and style are ignored, and a missing verdict is a tie. Its
+interval has 95 % and is over prompts. Unlike the paper's code it also reads `B<A` and the like, and a label
+without brackets; there both are ties. The paper's judge is GPT-4.1; the settings file of its code names
+gpt-4.1-mini.
 """
 
 import math
@@ -89,7 +91,8 @@ VERDICTS = {  # label: (value for A, weight in the official score)
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Loads the questions with `baseline`: a row {uid, answer, metadata} of their category's baseline, or None.
+    """Loads the questions with `baseline`: a row {uid, answer, metadata} of their category's baseline, or
+    None.
 
     The official files have answers to all questions, so each file counts for its own category alone.
     """
@@ -178,7 +181,8 @@ def markdown_counts(answer: str) -> dict:
 
 
 def style(answer: str) -> dict:
-    """Counts what style control reads, tokens by o200k_base; {} if tiktoken cannot download that table, once."""
+    """Counts what style control reads, tokens by o200k_base; {} if tiktoken cannot download that table,
+    once."""
     import tiktoken
 
     try:
@@ -287,8 +291,8 @@ def row_verdicts(row: dict, where: str) -> list[str | None]:
 def score(rows: list[dict], data: Path, source: str) -> dict:
     """Returns the scores of hard prompts, those of creative writing under its name, and each one's counts.
 
-    Creative writing has another baseline, so scores and counts of its own. If rows have no hard prompts, it has
-    the plain keys.
+    Creative writing has another baseline, so scores and counts of its own. If rows have no hard prompts, it
+    has the plain keys.
     """
     tasks = load_tasks(data)
     results = match_rows(rows, tasks, KEYS, source)

@@ -1,12 +1,12 @@
 """Creative Writing v3: a judge marks each piece by a list of criteria; the mean of the marks, of 100.
 
-An item that is invalid is left out, as in the official tool; in `overall_paper` it counts as what the paper's code makes
-of it, 0 without any mark. The official tool asks again for answers under 500 characters and then leaves them out; here they
-are judged.
+An item that is invalid is left out, as in the official tool; in `overall_paper` it counts as what the paper's
+code makes of it, 0 without any mark. The official tool asks again for answers under 500 characters and then
+leaves them out; here they are judged.
 
-Marks are read as in the official tool, after bold marks and bullets are removed, which would make another name
-of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark of the last
-criterion was cut off before its end: it is invalid here, and counted as `n_incomplete`.
+Marks are read as in the official tool, after bold marks and bullets are removed, which would make another
+name of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark
+of the last criterion was cut off before its end: it is invalid here, and counted as `n_incomplete`.
 """
 
 import re
@@ -105,7 +105,8 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 
 
 def first_words(text: str, n: int) -> str:
-    """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was cut."""
+    """Returns the text up to the end of its n-th word, as the paper's code does: no mark says that it was
+    cut."""
     return re.match(rf"(\s*\S+){{0,{n}}}", text)[0]
 
 
@@ -189,7 +190,8 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
             result.setdefault("invalid", str(error))
             continue
         paper_scores[-1] = 5 * mean(values)
-        # a judge may leave out another criterion that does not apply, as that of dialogue in a piece without any
+        # a judge may leave out another criterion that does not apply, as that of dialogue in a piece without
+        # any
         if criteria[-1] not in marks:
             result["invalid"] = f"incomplete: no mark of {criteria[-1]!r}"
             continue

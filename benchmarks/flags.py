@@ -1,4 +1,5 @@
-"""The flags that the evaluation scripts share: of the tested model, of its answers to tasks, of a judge and of the run."""
+"""The flags that the evaluation scripts share: of the tested model, of its answers to tasks, of a judge and
+of the run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,18 +11,20 @@ from utils import THINK_FORMATS
 @dataclass
 class ModelFlags:
     model: str = ""
-    """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows, or the folder that
-    a server of vLLM has loaded: `python -m rlmt.vllm --model FOLDER` starts one."""
+    """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows, or the
+    folder that a server of vLLM has loaded: `python -m rlmt.vllm --model FOLDER` starts one."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
     limit: int = 0
     """Use only the first tasks, or users; 0: all."""
     think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the
+    run."""
     chat_template: str = "auto"
-    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero format
-    also a text file, the instruction before the prompt. Behind an endpoint the server applies its own."""
+    """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero
+    format also a text file, the instruction before the prompt. Behind an endpoint the server applies its
+    own."""
     chat_template_args: tuple[str, ...] = ()
     """Arguments of the chat template, KEY=VALUE, such as enable_thinking=false or reasoning_effort=high."""
     rollout: Literal["auto", "vllm", "hf"] = "auto"
@@ -31,8 +34,8 @@ class ModelFlags:
     top_p: float = 1.0
     """Nucleus sampling; 1 samples from the full distribution. The paper's evaluation uses 0.95."""
     max_tokens: int = 8192
-    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's evaluation uses
-    8192 with thinking, 4096 without."""
+    """New tokens per answer; with the longest prompt they must fit the model's context. The paper's
+    evaluation uses 8192 with thinking, 4096 without."""
     batch_size: int = 64
     """Tasks, or dialogues, per batch with transformers."""
     tensor_parallel: int = 1
@@ -56,15 +59,17 @@ class AnswerFlags(ModelFlags):
 @dataclass
 class JudgeFlags:
     judge: str = ""
-    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or, where a program can judge,
-    file.py:function."""
+    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or, where a program can
+    judge, file.py:function."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
     key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
+    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
+    no key."""
     template: str = ""
-    """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are several."""
+    """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
+    several."""
     judge_max_tokens: int = 1024
     """Tokens of a judge's reply; one that thinks needs more."""
     judge_tensor_parallel: int = 1
@@ -81,15 +86,16 @@ class JudgeFlags:
     """Share of invalid rows (verdicts, dialogues without a score) above which there is no headline."""
     # the run
     seed: int = 0
-    """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with the first
-    answer to a task."""
+    """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with
+    the first answer to a task."""
     out: str = ""
-    """Run folder; empty: results/<script>__<model>__s<seed>__<hash of the arguments>. Of stored rows, the file for
-    their numbers."""
+    """Run folder; empty: results/<script>__<model>__s<seed>__<hash of the arguments>. Of stored rows, the
+    file for their numbers."""
     resume: bool = False
-    """Keep what a run folder already has: what was generated, and every reply of a judge or simulated user."""
+    """Keep what a run folder already has: what was generated, and every reply of a judge or simulated
+    user."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments, data, model and judge (by its first request), print the number of calls and an estimate
-    of their cost, and stop."""
+    """Check arguments, data, model and judge (by its first request), print the number of calls and an
+    estimate of their cost, and stop."""

@@ -1,7 +1,7 @@
 """Reads the thinking of models that were trained elsewhere: those that are evaluated, and judges.
 
-To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format` read it
-from there. benchmarks/shared.py chooses between these styles and our own formats.
+To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format`
+read it from there. benchmarks/shared.py chooses between these styles and our own formats.
 """
 
 import re
@@ -14,7 +14,8 @@ from utils import ThinkParts
 class ForeignStyle:
     """Describes how a model that was trained elsewhere tells its thinking from its answer.
 
-    It is read leniently: such a model may answer without thinking, and its chat template may open the thinking.
+    It is read leniently: such a model may answer without thinking, and its chat template may open the
+    thinking.
     """
 
     opens_thinking: str
@@ -37,7 +38,8 @@ FOREIGN_STYLES = {
         markup="</?think>",
         closes_thinking="\n</think>\n\n",
     ),
-    # gpt-oss: <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
+    # gpt-oss:
+    # <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
         opens_answer=r"<\|channel\|>final.*?<\|message\|>",
@@ -56,7 +58,8 @@ FOREIGN_STYLES = {
 
 
 def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
-    """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our formats.
+    """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our
+    formats.
 
     Thinking that is never closed has no response. The status is never `no_open` or `nested`.
     """
@@ -89,10 +92,11 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
 
 
 def verdict_of(text: str, finished: bool = True) -> str:
-    """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its verdict.
+    """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its
+    verdict.
 
-    Raises ValueError if the token limit cut the reply off, or if the thinking is not closed: what is there then is a
-    draft, or the half of a number.
+    Raises ValueError if the token limit cut the reply off, or if the thinking is not closed: what is there
+    then is a draft, or the half of a number.
     """
     if not finished:
         raise ValueError("incomplete: the limit of its tokens cut the reply off")

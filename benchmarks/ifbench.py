@@ -1,11 +1,12 @@
 """IFBench: which of a task's instructions a response meets, strict and loose.
 
 The rules are those of allenai/IFBench, written anew. They give the published results of every sample response
-at hand, and agree with all 162 unit cases of these checkers at commit db69a6f (August 2026). Four instructions
-have the rules of that commit: words:keywords_specific_position, words:words_position, format:quote_unquote
-and format:title_case. The others have those of c94da02 (October 2025). What changed since is left out there:
-sentences by NLTK, whole-word names and keywords, more pronouns, and spans by characters although the prompts
-ask for words. With the sentences of db69a6f one published result would be another.
+at hand, and agree with all 162 unit cases of these checkers at commit db69a6f (August 2026). Four
+instructions have the rules of that commit: words:keywords_specific_position, words:words_position,
+format:quote_unquote and format:title_case. The others have those of c94da02 (October 2025). What changed
+since is left out there: sentences by NLTK, whole-word names and keywords, more pronouns, and spans by
+characters although the prompts ask for words. With the sentences of db69a6f one published result would be
+another.
 
 princeton-pli/RLMT, the source of the paper's numbers, has the older rules for all four. It has others for
 repeat:repeat_change (characters, not words) and words:paragraph_last_first (a blank line fails).

@@ -1,12 +1,12 @@
 """IFEval and IFBench: does a response meet each instruction of its task?
 
-IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a random letter in
-place of `#` and `!`; here it is the character that was asked for. Where it would draw an argument that a task does not give,
-the task is refused. Words are counted by Python's `re`, as in the official code with the NLTK of its time. IFBench's
-checkers are in benchmarks/ifbench_checkers.py.
+IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a
+random letter in place of `#` and `!`; here it is the character that was asked for. Where it would draw an
+argument that a task does not give, the task is refused. Words are counted by Python's `re`, as in the
+official code with the NLTK of its time. IFBench's checkers are in benchmarks/ifbench_checkers.py.
 
-One row a task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or loose (one of
-8 variants of the response meets it).
+One row a task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or
+loose (one of 8 variants of the response meets it).
 """
 
 import functools
@@ -96,7 +96,8 @@ def make_checker(name: str, prompt: str, kwargs: dict) -> Callable[[str], bool]:
 
 
 def make_checkers(task: dict) -> list[Callable[[str], bool]]:
-    """Returns the checkers of a task's instructions; raises ValueError if they cannot be checked with their arguments."""
+    """Returns the checkers of a task's instructions; raises ValueError if they cannot be checked with their
+    arguments."""
     require_nltk_data()
     names = task["instruction_id_list"]
     all_kwargs = task.get("kwargs")
@@ -135,9 +136,10 @@ def loose_variants(response: str) -> list[str]:
 def check(task: dict, response: str, seconds: float = 10.0) -> dict[str, list[bool]]:
     """Returns {"strict": [...], "loose": [...]}: whether the response meets each instruction, in their order.
 
-    If this takes too long, or nests too deeply, no instruction is met. Thousands of [, for example, cost a regular
-    expression quadratic time. The time is the clock's, so a busy machine may stop what another one finishes: `timed_out`
-    marks such a result. Works in the main thread only. Exits with 2 if the task cannot be checked.
+    If this takes too long, or nests too deeply, no instruction is met. Thousands of [, for example, cost a
+    regular expression quadratic time. The time is the clock's, so a busy machine may stop what another one
+    finishes: `timed_out` marks such a result. Works in the main thread only. Exits with 2 if the task cannot
+    be checked.
     """
 
     def stop(signal_number, frame):

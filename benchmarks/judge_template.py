@@ -1,7 +1,8 @@
 """Reads the instructions of a judge from a file, and fills in what it is asked about.
 
 A template is text with placeholders, `{$name}` or `{name}`. All other braces stay as they are. It becomes one
-message of the user. With ChatML marks, as AlpacaEval's official templates have them, it becomes several messages:
+message of the user. With ChatML marks, as AlpacaEval's official templates have them, it becomes several
+messages:
 
     <|im_start|>system
     You compare two answers.
@@ -78,7 +79,8 @@ def fill_messages(template: str, fields: dict[str, str]) -> list[dict]:
 
 
 def describe_wording(path: str) -> str:
-    """Names whose words the judge read: `our own`, or the file or folder of --template with a hash of its text."""
+    """Names whose words the judge read: `our own`, or the file or folder of --template with a hash of its
+    text."""
     if not path:
         return OUR_WORDING
     files = [Path(path)]

@@ -1,4 +1,5 @@
-"""Scores the tested model's answers by a reward model (--reward-model), and finds the best of several answers."""
+"""Scores the tested model's answers by a reward model (--reward-model), and finds the best of several
+answers."""
 
 import gc
 import math
@@ -18,7 +19,8 @@ def check(args) -> None:
 
 
 def scored_format(args) -> str:
-    """Returns the think format in which the reward model reads the answers: `think` for those of a foreign style."""
+    """Returns the think format in which the reward model reads the answers: `think` for those of a foreign
+    style."""
     think_format = shared.think_format(args)
     if think_format in FOREIGN_STYLES:
         return "think"
@@ -47,7 +49,8 @@ def add_rewards(args, rows: list[dict]) -> None:
 
 
 def best_answers(rows: list[dict]) -> list[dict]:
-    """Returns each task's row with the highest reward, the first of equals. A row without one loses to the others."""
+    """Returns each task's row with the highest reward, the first of equals. A row without one loses to the
+    others."""
     best = {}  # by the task's position in the data
     for row in rows:
         position = row["task"]["position"]

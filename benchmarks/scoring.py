@@ -1,8 +1,8 @@
 """Reads the tasks of a benchmark, matches stored rows to them, and averages what the rows earned.
 
 A *task* is one item of a benchmark's data. A *row* is one stored or generated answer (or verdict). A *result*
-is what a row earned: `task` (the position of its task in the data, from 0), `key` (the task's value of the first
-key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
+is what a row earned: `task` (the position of its task in the data, from 0), `key` (the task's value of the
+first key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
 """
 
 import gzip
@@ -29,8 +29,8 @@ POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positi
 def load(data: Path, pattern: str, *fields: str) -> list:
     """Loads a benchmark's tasks (the lines of a .txt file), and checks that each has `fields`.
 
-    `data` is a file, a folder in which one file matches `pattern`, or else `owner/name[:configuration]` on the
-    hub. Exits with 2 if no file matches, if several do, or if a field is missing.
+    `data` is a file, a folder in which one file matches `pattern`, or else `owner/name[:configuration]` on
+    the hub. Exits with 2 if no file matches, if several do, or if a field is missing.
     """
     if data.exists():
         data = find_file(data, pattern)
@@ -193,9 +193,9 @@ def check_rows(
 def count_rows(results: list[dict], tasks: list[dict]) -> dict:
     """Returns the counts that every benchmark reports, and the results under `rows`.
 
-    n: rows of tasks that count, invalid ones included; n_invalid: those without a score, so a mean's denominator
-    is n - n_invalid; n_unparsed: those without a readable answer, which are wrong. n_missing: tasks that count and
-    have no row; n_excluded: rows of tasks that do not count.
+    n: rows of tasks that count, invalid ones included; n_invalid: those without a score, so a mean's
+    denominator is n - n_invalid; n_unparsed: those without a readable answer, which are wrong. n_missing:
+    tasks that count and have no row; n_excluded: rows of tasks that do not count.
     """
     counted = [result for result in results if "excluded" not in result]
     answered = {result["task"] for result in results}
@@ -255,8 +255,8 @@ def read_object(text: str) -> dict:
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
     """Averages the values of each task: its samples, orders or iterations.
 
-    A benchmark's numbers hold them by metric, under `task_means`. Tables average them over training seeds before
-    they compute an interval over tasks.
+    A benchmark's numbers hold them by metric, under `task_means`. Tables average them over training seeds
+    before they compute an interval over tasks.
     """
     values_of_task = defaultdict(list)
     for value, task in zip(values, tasks, strict=True):
@@ -265,7 +265,8 @@ def task_means(values: Iterable[float], tasks: Iterable) -> dict:
 
 
 def for_summary(numbers: dict) -> dict:
-    """Returns the numbers without the results of rows and the means of tasks, which have files of their own."""
+    """Returns the numbers without the results of rows and the means of tasks, which have files of their
+    own."""
     return {name: value for name, value in numbers.items() if name not in ("rows", "task_means")}
 
 
@@ -275,8 +276,9 @@ def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = Non
     It covers which tasks there are, and how answers and verdicts are sampled; not another training run.
 
     Args:
-        tasks: the task of each value. The values of a task are drawn together, since they are not independent:
-            a hard task is hard for every sample, order or iteration. None: each value has a task of its own.
+        tasks: the task of each value. The values of a task are drawn together, since they are not
+            independent: a hard task is hard for every sample, order or iteration. None: each value has a task
+            of its own.
     """
     values = np.asarray(values, dtype=float)
     if tasks is None:
@@ -312,8 +314,8 @@ TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
 
 
 def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str, interval: str = "") -> dict:
-    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval, METRIC_interval
-    if it is empty."""
+    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval,
+    METRIC_interval if it is empty."""
     low, high = numbers.get(interval or f"{metric}_interval") or (None, None)
     return {
         "model": getattr(args, "model", ""),
@@ -342,10 +344,11 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read it.
+    """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read
+    it.
 
-    Call it before summary.json, which marks the end, is written. Of two lines for the same value the later one counts.
-    A value that is withheld (None) has no interval either.
+    Call it before summary.json, which marks the end, is written. Of two lines for the same value the later
+    one counts. A value that is withheld (None) has no interval either.
     The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
     path = run.parent / "runs.csv"

@@ -16,8 +16,8 @@ the words of each scale, are our own. The paper prints its scales, a prompt for 
    list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which `--template
    FILE` takes from a file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask for the JSON
    that ours asks for.
-2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time. A reply that does not name
-   the strategies of each of them is invalid.
+2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time. A reply that
+   does not name the strategies of each of them is invalid.
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
 
 A judge is a language model, or file.py:function (dialogue) -> a list of codes for each reply, such as

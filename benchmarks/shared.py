@@ -40,15 +40,18 @@ LOCAL_TIMEOUT = 3600.0  # seconds that one may wait for its turn and its reply
 
 
 def is_chat(args) -> bool:
-    """Tells whether the tested model is a name at --model-url: it gets messages, and its tokenizer is not known here.
+    """Tells whether the tested model is a name at --model-url: it gets messages, and its tokenizer is not
+    known here.
 
-    A model that runs here gets token ids, and so does a folder that somebody's vLLM server at --model-url serves.
+    A model that runs here gets token ids, and so does a folder that somebody's vLLM server at --model-url
+    serves.
     """
     return bool(args.model_url) and not Path(args.model).is_dir()
 
 
 def given_think_format(args) -> str:
-    """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
+    """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that
+    file.
 
     Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
     """
@@ -109,7 +112,8 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
 
 
 def split_answer(text: str, format_name: str, finished: bool = True) -> ThinkParts:
-    """Splits a completion into thinking and response, both stripped; `format_name` as `think_format` returns it."""
+    """Splits a completion into thinking and response, both stripped; `format_name` as `think_format` returns
+    it."""
     if format_name in FOREIGN_STYLES:
         return split_foreign(text, FOREIGN_STYLES[format_name], finished)
     return split_thinking(text, format_name, finished)
@@ -222,17 +226,17 @@ def endpoint_sampling(args, temperature: float) -> dict:
 
 # --- 2. its answers
 
-# a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token limit, its
-# number of tokens, and whether its thinking was closed because the budget was used up
+# a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token
+# limit, its number of tokens, and whether its thinking was closed because the budget was used up
 Completion = tuple[dict, str | None, bool, int, bool]
 
 
 def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
-    Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2 if
-    one of them answers another prompt. A task that an endpoint refuses for good, as too long or by its content
-    filter, has the status `refused` and no response.
+    Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2
+    if one of them answers another prompt. A task that an endpoint refuses for good, as too long or by its
+    content filter, has the status `refused` and no response.
 
     Args:
         tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
@@ -321,7 +325,8 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed 0."""
+    """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed
+    0."""
     seeds = []
     for place, task in enumerate(tasks):
         seed = 0
@@ -341,9 +346,11 @@ def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path)
 def ask_by_messages(
     args, conversations: list[list[dict]], seeds: list[int], temperature: float, run: Path
 ) -> list[tuple[str, bool, int] | str]:
-    """Returns the replies of --model-url: text, whether it has ended, its tokens; or why it is refused for good.
+    """Returns the replies of --model-url: text, whether it has ended, its tokens; or why it is refused for
+    good.
 
-    model.jsonl keeps them, so none is paid for twice. A seed of 0 is not sent, as some servers know no such field.
+    model.jsonl keeps them, so none is paid for twice. A seed of 0 is not sent, as some servers know no such
+    field.
     """
     model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
@@ -377,8 +384,9 @@ def count_tokens(tokenizer, text: str) -> int | None:
 def answer(row: dict) -> str:
     """Returns the part of a generation row that is judged.
 
-    ok and truncated: the response, which is empty if the thinking was not closed. It counts even if the token limit
-    cut it off, as in the official tools. no_open, no_close, nested, empty_response, refused: the empty answer.
+    ok and truncated: the response, which is empty if the thinking was not closed. It counts even if the token
+    limit cut it off, as in the official tools. no_open, no_close, nested, empty_response, refused: the empty
+    answer.
     """
     if row["status"] in ("ok", "truncated"):
         return row["response"]
@@ -419,7 +427,8 @@ def judge_request(args, messages: list[dict]) -> dict:
 
 
 def judge_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a key."""
+    """Returns the client of --judge, which runs elsewhere; exits with 2 if it cannot be asked, as without a
+    key."""
     return Endpoint(
         args.judge,
         run / "judge.jsonl",
@@ -457,12 +466,14 @@ def is_local(judge: str) -> bool:
 
 
 def is_behind_endpoint(judge: str) -> bool:
-    """Tells whether a judge or simulated user is a model behind an endpoint: not local, a program or nothing."""
+    """Tells whether a judge or simulated user is a model behind an endpoint: not local, a program or
+    nothing."""
     return judge != "" and not is_local(judge) and ".py:" not in judge
 
 
 def judge_attempts(protocol: str) -> int:
-    """Returns how often a judge is asked until its reply can be read: in the authors' code the first reply counts."""
+    """Returns how often a judge is asked until its reply can be read: in the authors' code the first reply
+    counts."""
     if protocol == "paper":
         return 1
     return 4
@@ -473,13 +484,14 @@ def ask_judge(
 ) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
-    `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `attempts` times in
-    all. Exits with 2 if requests got no reply, see `check_answered`.
+    `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `attempts`
+    times in all. Exits with 2 if requests got no reply, see `check_answered`.
     """
     if not requests:  # as where every comparison is decided without a judge
         return []
     if is_local(args.judge):
-        # a seed for the same replies in every run; and no grammar of JSON, which would keep a judge from thinking
+        # a seed for the same replies in every run; and no grammar of JSON, which would keep a judge from
+        # thinking
         requests = [request | {"seed": args.seed} for request in requests]
         for request in requests:
             request.pop("response_format", None)
@@ -506,7 +518,8 @@ def said(reply: Reply) -> str:
 def check_answered(errors: list[str], who: str) -> None:
     """Ends a run before its summary if calls got no reply, as in an outage: --resume asks them again.
 
-    Replies that cannot be read and requests that are refused for good would only come again, so they are invalid rows.
+    Replies that cannot be read and requests that are refused for good would only come again, so they are
+    invalid rows.
 
     Args:
         errors: of every reply, "" for a good one.
@@ -539,7 +552,8 @@ def require(args, **what: str) -> None:
 
 
 def check_model(args) -> None:
-    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or weights."""
+    """Exits with 2 if --model cannot generate: no key for its endpoint, no tokenizer, chat template or
+    weights."""
     if is_chat(args):
         if args.chat_template != "auto":
             fail(
@@ -555,8 +569,8 @@ def check_model(args) -> None:
 def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
     """Returns the prompts' token ids; [] for a model that gets messages.
 
-    Exits with 2 if one and --max-tokens are more than the model's context: vLLM would refuse it, and transformers
-    would sample beyond what the model was trained for.
+    Exits with 2 if one and --max-tokens are more than the model's context: vLLM would refuse it, and
+    transformers would sample beyond what the model was trained for.
     """
     if is_chat(args):
         return []
@@ -629,7 +643,8 @@ def resolve_judge_url(judge: str, url: str) -> str:
 
 
 def digests_of(judge: str) -> list[str]:
-    """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an endpoint.
+    """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an
+    endpoint.
 
     That is the hash of a program, or of the sizes and times of a model's weights. A hub name has none.
     """

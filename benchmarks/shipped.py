@@ -1,4 +1,5 @@
-"""Prompts a model as it ships: with its own chat template and ends of turn, whatever the template does to thinking.
+"""Prompts a model as it ships: with its own chat template and ends of turn, whatever the template does to
+thinking.
 
 Only evaluations do so. A policy that is trained needs a template that keeps thinking: see
 prepare_tokenizer.
@@ -16,13 +17,13 @@ from utils import THINK_FORMATS
 def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, template_args: dict) -> str:
     """Gives a tokenizer what an evaluation needs of it, and returns one line that says what was chosen.
 
-    Sets `think_format`; `opening`, the tag that the template writes before the assistant's words; `template_args`;
-    and `stop_ids`, the ends of turn that generation config, tokenizer and template name.
+    Sets `think_format`; `opening`, the tag that the template writes before the assistant's words;
+    `template_args`; and `stop_ids`, the ends of turn that generation config, tokenizer and template name.
 
     Args:
         think_format: a key of THINK_FORMATS or FOREIGN_STYLES, or `auto`: what the template shows.
-        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: the tokenizer's own. A base model gets one of
-            ours if it has none, or if its own does not ask for the Zero format that is wanted.
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: the tokenizer's own. A base model gets one
+            of ours if it has none, or if its own does not ask for the Zero format that is wanted.
         template_args: what the template is given besides messages, such as {"enable_thinking": False}.
 
     Raises ValueError if the template has no such argument, if a tag cannot be written, or if nothing names an

@@ -36,7 +36,8 @@ class Benchmark:
     keys: tuple[str, ...]
     """Fields that tell to which task a row belongs; the first one that a task has counts."""
     prompt: str
-    """Template of the tested model's prompt, filled with the task's fields; our words if the data have none."""
+    """Template of the tested model's prompt, filled with the task's fields; our words if the data have
+    none."""
     load_tasks: Callable[[Path], list[dict]]
     """(data) -> tasks in the order of the data; `excluded` says why one does not count."""
     score: Callable[[list[dict], Path, str], dict]
@@ -48,8 +49,9 @@ class Benchmark:
     several_samples: bool = False
     """Whether a task takes several answers."""
     judge: ModuleType | None = None
-    """Module of a benchmark with a judge, which also has JUDGE_OPTIONS and PLACEHOLDERS (by protocol), `judge_template`,
-    `judge_fields`, `parse_reply` and `judged_fields`; benchmarks/alpacaeval2.py is an example."""
+    """Module of a benchmark with a judge, which also has JUDGE_OPTIONS and PLACEHOLDERS (by protocol),
+    `judge_template`, `judge_fields`, `parse_reply` and `judged_fields`; benchmarks/alpacaeval2.py is an
+    example."""
 
 
 def judged(module: ModuleType, *metrics: str) -> Benchmark:

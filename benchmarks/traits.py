@@ -32,7 +32,8 @@ wordings verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.t
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
 the same `fingerprint` have the same traits, prompts, baseline plans and judge.
 
-The data and the judge are checked first: one behind an endpoint is asked its first request, also by --dry-run.
+The data and the judge are checked first: one behind an endpoint is asked its first request, also by
+--dry-run.
 
 Writes results/<run>/: config.json, command.txt, env.txt, traits.json (with what each batch
 gave), verdicts.jsonl, judge.jsonl (raw replies), summary.json; and a line for each trait in
@@ -78,7 +79,8 @@ class Args(JudgeFlags):
     judge: str = "gpt-4.1-mini"
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
     template: str = ""
-    """Folder with the judge's instructions: extract.txt, merge.txt, compare.txt; our own for those it lacks."""
+    """Folder with the judge's instructions: extract.txt, merge.txt, compare.txt; our own for those it
+    lacks."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
 
@@ -87,7 +89,8 @@ class Args(JudgeFlags):
 
 
 def match_plans(args: Args) -> tuple[list[dict], Counter]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and how many rows are not used, by reason.
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and how many rows are not used, by
+    reason.
 
     The order of the pairs follows from --seed and the ids alone: other checkpoints meet on the same prompts.
     """
@@ -195,7 +198,8 @@ A_TRAIT = {"name": "x" * 80, "description": "x" * 400}  # in estimates, in place
 
 
 def step_template(args: Args, step: str) -> str:
-    """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled in."""
+    """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled
+    in."""
     file = Path(args.template) / f"{step}.txt"
     if args.template and file.exists():
         return read_template(str(file), PLACEHOLDERS[step])
@@ -269,7 +273,8 @@ def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[
 
 
 def print_estimate(args: Args, extracted: list[dict], compared: list[dict], traits: list[dict]) -> None:
-    """Prints calls, tokens and cost of the extraction (but for one call that merges) and of the comparison."""
+    """Prints calls, tokens and cost of the extraction (but for one call that merges) and of the
+    comparison."""
     shared.print_estimate(args, extract_requests(args, extracted), "extract")
     traits = traits or [A_TRAIT] * args.max_traits
     shared.print_estimate(args, compare_requests(args, compared, traits), "compare")
@@ -424,7 +429,8 @@ def score_trait(values: np.ndarray, seed: int) -> dict:
 
 
 def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
-    """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts, baseline."""
+    """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts,
+    baseline."""
     contents = [
         args.judge,
         shared.resolve_judge_url(args.judge, args.judge_url),

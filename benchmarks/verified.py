@@ -1,9 +1,9 @@
 """Benchmarks whose answers are checked by a rule: PopQA, MMLU-Redux, MATH-500, GSM8K, ZebraLogic, HumanEval.
 
-Each has its prompt, `load_NAME(data)` for the tasks and `NAME_check(task, text)` for one answer. All take several
-rows a task: `accuracy` is the mean over tasks of the mean over samples, as a fraction, with pass@k, maj@k and best@k
-next to it. A check's `answer` is what it has read, in the spelling that it compares: equal answers are one vote of
-maj@k. An answer without a readable result (None) is wrong, and counted as unparsed.
+Each has its prompt, `load_NAME(data)` for the tasks and `NAME_check(task, text)` for one answer. All take
+several rows a task: `accuracy` is the mean over tasks of the mean over samples, as a fraction, with pass@k,
+maj@k and best@k next to it. A check's `answer` is what it has read, in the spelling that it compares: equal
+answers are one vote of maj@k. An answer without a readable result (None) is wrong, and counted as unparsed.
 
 Where the paper's code and the official tool differ, the official value has the plain key, the paper's
 `..._paper`:
@@ -39,7 +39,8 @@ POPQA_PROMPT = "Answer in a short text of a few sentences, 100 words at most.\n\
 
 
 def load_popqa(data: Path) -> list[dict]:
-    """Loads the questions with `answers`, the accepted names; the official file has `possible_answers` as JSON."""
+    """Loads the questions with `answers`, the accepted names; the official file has `possible_answers` as
+    JSON."""
     tasks = load(data, "*.*", "question")
     for number, task in enumerate(tasks, 1):
         names = get_field(task, f"{data}, row {number}", "answers", "possible_answers", kind=(str, list))
@@ -118,7 +119,8 @@ def load_math500(data: Path) -> list[dict]:
 
 
 def top_level_braces(text: str) -> list[str]:
-    """Lists every complete {...} that is in no other. Braces are counted even inside strings, as in the paper's code."""
+    """Lists every complete {...} that is in no other. Braces are counted even inside strings, as in the
+    paper's code."""
     found = []
     depth = 0
     for match in re.finditer("[{}]", text):
@@ -204,7 +206,8 @@ GSM8K_PROMPT = "{question}\n\nReason step by step. End with a line that holds on
 
 
 def load_gsm8k(data: Path) -> list[dict]:
-    """Loads the questions; exits with 2 if an answer has no `####`, as a response without a number would equal it."""
+    """Loads the questions; exits with 2 if an answer has no `####`, as a response without a number would
+    equal it."""
     tasks = load(data, "test.jsonl*", "question", "answer")
     for number, task in enumerate(tasks, 1):
         if final_number(str(task["answer"])) is None:

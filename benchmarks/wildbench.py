@@ -1,8 +1,9 @@
 """WildBench's rules: what a judge is shown, how its reply is read, and how verdicts become scores.
 
-A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or `score`
-(WB-Score). Lengths are in characters. `skipped` says why the official board leaves a row out: "empty", "cut" or "".
-`args` are the flags of eval_wildbench.py, which also says how `--protocol paper` differs from `official`.
+A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or
+`score` (WB-Score). Lengths are in characters. `skipped` says why the official board leaves a row out:
+"empty", "cut" or "". `args` are the flags of eval_wildbench.py, which also says how `--protocol paper`
+differs from `official`.
 """
 
 import random
@@ -187,7 +188,8 @@ def read_verdict(text: str, mode: str) -> str:
 
 
 def pair_value(choice, model_is: str) -> float | None:
-    """Returns what a choice is worth for the model, from -1 to 1; None unless it is exactly one of CHOICES."""
+    """Returns what a choice is worth for the model, from -1 to 1; None unless it is exactly one of
+    CHOICES."""
     if not isinstance(choice, str) or choice not in CHOICES or model_is not in ("A", "B"):
         return None
     if model_is == "B":
@@ -222,7 +224,8 @@ GROUPS = {  # task group: its weight in the macro average, and the tags of its t
 
 
 def scale(value: float, mode: str) -> float:
-    """Returns a verdict's value on the scale of WB-Reward (-100 to 100), or a mark's on that of WB-Score (-80 to 100)."""
+    """Returns a verdict's value on the scale of WB-Reward (-100 to 100), or a mark's on that of WB-Score (-80
+    to 100)."""
     if mode == "reward":
         return 100 * value
     return 20 * (value - 5)
@@ -233,9 +236,9 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
 
     Args:
         rows: also with `reference`, `primary_tag` and `secondary_tags`, where they are known.
-        protocol: `official` leaves out verdicts that cannot be read, and skips rows as the board does: such a pair
-            stays in the mean and is worth 0, such a mark counts; neither is in the task groups. `paper` gives
-            verdicts that cannot be read the worst value, and skips none.
+        protocol: `official` leaves out verdicts that cannot be read, and skips rows as the board does: such a
+            pair stays in the mean and is worth 0, such a mark counts; neither is in the task groups. `paper`
+            gives verdicts that cannot be read the worst value, and skips none.
 
     Raises ValueError if no verdict can be read under `official`.
     """
@@ -287,7 +290,8 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
 
 
 def lacks_text(row: dict, mode: str) -> bool:
-    """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say lengths."""
+    """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say
+    lengths."""
     is_empty = row["output_len"] == 0 or mode == "reward" and row["reference_len"] == 0
     return is_empty or bool(row.get("skipped"))
 
@@ -295,8 +299,8 @@ def lacks_text(row: dict, mode: str) -> bool:
 def score_groups(judged: list[tuple[dict, float]], mode: str) -> dict:
     """Returns the scores of the task groups, and their macro average if every group has tasks.
 
-    A task counts once in every group that one of its tags belongs to, as in the official tool since its commit 58bbf16
-    of June 2024.
+    A task counts once in every group that one of its tags belongs to, as in the official tool since its
+    commit 58bbf16 of June 2024.
     """
     groups = {}
     for group, (_, group_tags) in GROUPS.items():

@@ -6,9 +6,9 @@ GitHub tatsu-lab/alpaca_eval has the answers of each model of its leaderboard to
 compared each answer with that of gpt4_1106_preview. Its preference is 0 if it was sure of the latter, 1 if it
 was sure of the model's answer.
 
-Only answers of 40 to 1,400 characters are used. Two answers to one instruction can be a pair if their preferences
-differ by more than 0.4; up to 8 pairs of an instruction are drawn, and no answer is rejected twice. An instruction's
-best answers are the up to three that the judge prefers most, however bad they are.
+Only answers of 40 to 1,400 characters are used. Two answers to one instruction can be a pair if their
+preferences differ by more than 0.4; up to 8 pairs of an instruction are drawn, and no answer is rejected
+twice. An instruction's best answers are the up to three that the judge prefers most, however bad they are.
 
 The SHA-1 of an instruction puts its pairs into half a or half b. So two reward models can learn from disjoint
 instructions, and each is measured on the other's.
@@ -27,8 +27,8 @@ from rlmt.data import BadInput, read_source, to_jsonl
 REPOSITORY = "https://github.com/tatsu-lab/alpaca_eval"
 COMMIT = "cd543a149df89434d8a54582c0151c0b945c3d20"
 ANNOTATIONS = "results/{model}/weighted_alpaca_eval_gpt4_turbo/annotations.json"
-# All models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400 characters;
-# without NullModel and gpt4_gamed, which write for the judge.
+# All models whose annotations take less than 4 MiB at this commit, as others seldom answer in 1,400
+# characters; without NullModel and gpt4_gamed, which write for the judge.
 MODELS = """
 FuseChat-Gemma-2-9B-Instruct FuseChat-Llama-3.1-8B-Instruct FuseChat-Llama-3.2-1B-Instruct
 FuseChat-Llama-3.2-3B-Instruct FuseChat-Qwen-2.5-7B-Instruct Mixtral-8x7B-Instruct-v0.1_concise
@@ -63,7 +63,8 @@ class Answer(NamedTuple):
 def read_answers(folder: Path) -> dict[str, list[Answer]]:
     """Returns the answers of the right length to each instruction, without white space around them.
 
-    If several models give the same answer, the first model's is kept. Exits with 2 if a model's file is missing.
+    If several models give the same answer, the first model's is kept. Exits with 2 if a model's file is
+    missing.
     """
     answers: dict[str, dict[str, Answer]] = {}
     for model in MODELS:
@@ -78,7 +79,8 @@ def read_answers(folder: Path) -> dict[str, list[Answer]]:
 
 
 def download(url: str, commit: str, folder: Path) -> None:
-    """Downloads nothing but the models' annotations, by git, into an empty folder; raises BadInput if that fails."""
+    """Downloads nothing but the models' annotations, by git, into an empty folder; raises BadInput if that
+    fails."""
     patterns = ["/" + ANNOTATIONS.format(model=model) for model in MODELS]
     commands = [
         ["init", "-q"],

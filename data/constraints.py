@@ -1,4 +1,5 @@
-"""Draws constraints of IFEval's families (arXiv 2311.07911): arguments for their checkers, and our own wording.
+"""Draws constraints of IFEval's families (arXiv 2311.07911): arguments for their checkers, and our own
+wording.
 
 `data.make_instructions` puts them behind prompts. Numbers fit answers of up to about 200 tokens.
 """
@@ -147,7 +148,8 @@ FAMILIES = {  # two wordings each, which name all arguments of the family's chec
     ),
 }
 REPEAT = "combination:repeat_prompt"
-# Families that exclude each other, or read as if they did, and that IFEval's table lacks; by the last part of the name.
+# Families that exclude each other, or read as if they did, and that IFEval's table lacks; by the last part of
+# the name.
 MORE_CONFLICTS = {
     "english_lowercase": "multiple_sections postscript end_checker",
     "english_capital": "multiple_sections nth_paragraph_first_word end_checker",
@@ -163,7 +165,8 @@ MORE_CONFLICTS = {
 
 
 def conflicts() -> dict[str, set[str]]:
-    """Returns, for each family, those that it cannot be drawn with; exits with 2 if nltk's data is missing."""
+    """Returns, for each family, those that it cannot be drawn with; exits with 2 if nltk's data is
+    missing."""
     ifeval.ifeval_checkers()  # makes IFEval's modules importable without those of lm-eval's other tasks
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_CONFLICTS, conflict_make
 
@@ -189,7 +192,8 @@ def draw_families(prompt: str, excludes: dict[str, set[str]], rng: random.Random
 
 
 def draw(name: str, prompt: str, words: list[str], rng: random.Random) -> tuple[dict, str]:
-    """Returns the arguments of a family's checker, and what they ask for; takes keywords from the end of `words`."""
+    """Returns the arguments of a family's checker, and what they ask for; takes keywords from the end of
+    `words`."""
     wording = rng.choice(FAMILIES[name])
     kwargs = {}
     if name == REPEAT:

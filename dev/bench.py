@@ -13,17 +13,18 @@
 | reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
 | judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 0.2 s |
 
-Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does. With --old the peer is what ours
-is, run in the other checkout with the same flags; both must know them.
+Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does. With --old the
+peer is what ours is, run in the other checkout with the same flags; both must know them.
 
-Each side is a process that writes metrics.jsonl, from which the seconds of its steps are read; dev/peers.py makes the
-models and rows, and runs what has no script of its own. The first step warms up and does not count; but in dpo it does, as
-ours runs the reference before it. A pair gives one ratio of seconds per token, peer / ours; the table has the median of all
-pairs and their range. For grpo a second table says where the time of our step goes (docs/metrics.md), and how fast its
-arithmetic is, as a share of the speed at which this machine multiplies two large matrices.
+Each side is a process that writes metrics.jsonl, from which the seconds of its steps are read; dev/peers.py
+makes the models and rows, and runs what has no script of its own. The first step warms up and does not count;
+but in dpo it does, as ours runs the reference before it. A pair gives one ratio of seconds per token, peer /
+ours; the table has the median of all pairs and their range. For grpo a second table says where the time of
+our step goes (docs/metrics.md), and how fast its arithmetic is, as a share of the speed at which this machine
+multiplies two large matrices.
 
-On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's reserve; on a CPU, the largest
-resident set of the process. Of several GPUs both sides get the first.
+On a GPU, peak memory is the largest use of the card that nvidia-smi saw, with vLLM's reserve; on a CPU, the
+largest resident set of the process. Of several GPUs both sides get the first.
 """
 
 import json
@@ -217,7 +218,8 @@ def sides_of(case: str, args: Args) -> dict[str, tuple]:
 
 
 def run_side(words: list[str], out: Path, checkout: Path | str) -> pd.DataFrame:
-    """Runs a command that writes `out`/metrics.jsonl; exits if it fails. Returns its log, with numbers of each step."""
+    """Runs a command that writes `out`/metrics.jsonl; exits if it fails. Returns its log, with numbers of
+    each step."""
     output = out.with_suffix(".log")
     with open(output, "w") as file:
         command = [sys.executable, *words]
@@ -302,10 +304,11 @@ def n_multiplied(auto_class, path: Path) -> int:
 
 
 def operations_per_token(folder: Path) -> tuple[float, float]:
-    """Counts the arithmetic of a GRPO step per token of prompt and completion: of the update, and of the whole step.
+    """Counts the arithmetic of a GRPO step per token of prompt and completion: of the update, and of the
+    whole step.
 
-    A weight costs 2 operations in a forward and 4 in a backward. The update has a forward of the reference. Attention's
-    scores and recomputed activations do not count.
+    A weight costs 2 operations in a forward and 4 in a backward. The update has a forward of the reference.
+    Attention's scores and recomputed activations do not count.
     """
     n_policy = n_multiplied(AutoModelForCausalLM, folder / "policy")
     n_reward = n_multiplied(AutoModelForSequenceClassification, folder / "reward")

@@ -1,14 +1,16 @@
-"""Runs one side of `dev.bench` in a process of its own: TRL's trainers on the same work, and what makes that work.
+"""Runs one side of `dev.bench` in a process of its own: TRL's trainers on the same work, and what makes that
+work.
 
     python -m dev.peers make --folder FOLDER --size cpu                 # models and rows
     python -m dev.peers grpo --folder FOLDER --out FOLDER/peer --size cpu
 
-Each trainer runs as TRL's documentation shows, with TRL's defaults where the work does not fix a value, and writes
-`out`/metrics.jsonl with the keys of our scripts' logs, so that the bench reads both sides in the same way.
+Each trainer runs as TRL's documentation shows, with TRL's defaults where the work does not fix a value, and
+writes `out`/metrics.jsonl with the keys of our scripts' logs, so that the bench reads both sides in the same
+way.
 
 All sizes but `small` have models with random weights. Their policy ends at random, so that the lengths of its
-completions have a long tail, as those of real ones have. The vocabulary consists of words: a text has as many tokens for
-the reward model as for the policy.
+completions have a long tail, as those of real ones have. The vocabulary consists of words: a text has as many
+tokens for the reward model as for the policy.
 """
 
 import asyncio
@@ -61,7 +63,8 @@ MODELS = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
 @dataclass
 class Args(Work):
     case: tyro.conf.Positional[str] = ""
-    """A key of CASES. lean: grpo without TRL's importance correction, which costs a forward and is not our default."""
+    """A key of CASES. lean: grpo without TRL's importance correction, which costs a forward and is not our
+    default."""
     folder: Path = Path()
     """Folder of models and rows; `make` writes it."""
     out: Path = Path()
@@ -111,9 +114,10 @@ def make_tokenizer(n_words: int) -> PreTrainedTokenizerFast:
 
 @torch.no_grad()
 def end_at_random(model: LlamaForCausalLM, median: int) -> None:
-    """Makes the end of turn about equally likely after every token, so that half of all completions reach `median`."""
-    # The embedding alone writes the first number of the residual stream. It is large, so that the final norm does not
-    # depend on the rest, and the LM head reads it for the end of turn.
+    """Makes the end of turn about equally likely after every token, so that half of all completions reach
+    `median`."""
+    # The embedding alone writes the first number of the residual stream. It is large, so that the final norm
+    # does not depend on the rest, and the LM head reads it for the end of turn.
     model.model.embed_tokens.weight[:, 0] = 6.0
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight[0] = 0
@@ -185,7 +189,8 @@ def load_reward_model(args: Args, **options):
 
 
 class Log(TrainerCallback):
-    """Writes metrics.jsonl, and seeds every step as our loops do, so that both sides sample the same completions."""
+    """Writes metrics.jsonl, and seeds every step as our loops do, so that both sides sample the same
+    completions."""
 
     def __init__(self, args: Args, trainer):
         self.args = args
@@ -285,7 +290,8 @@ def said(text: str) -> list[dict]:
 
 
 def tuned(args: Args, trainer_class, config_class, batch: int, fields: dict[str, str], **options) -> None:
-    """Trains on padded batches; an epoch is one optimizer step. `fields`: of TRL's rows, and the one that is in it."""
+    """Trains on padded batches; an epoch is one optimizer step. `fields`: of TRL's rows, and the one that is
+    in it."""
     rows = []
     for row in read_rows(args.folder / "rows.jsonl", "messages"):
         answers = {name: said(row[field]) for name, field in fields.items()}

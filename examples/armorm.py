@@ -11,9 +11,9 @@ The model comes with code for its head, which is not run here. A Llama trunk giv
     gate     g = s * softmax(MLP(h(end of prompt)) / 10)   three hidden layers with ReLU
     score    g . (r T)                                     T takes the objectives' share of verbosity out
 
-W is regression_layer, the MLP gating.layers, s gating.logit_scale, T reward_transform_matrix. `end of prompt` is
-the token <|eot_id|> before the response's header, so the weights of the objectives depend on the prompt alone.
-The heads are computed in float32; the model card computes them in bfloat16.
+W is regression_layer, the MLP gating.layers, s gating.logit_scale, T reward_transform_matrix. `end of prompt`
+is the token <|eot_id|> before the response's header, so the weights of the objectives depend on the prompt
+alone. The heads are computed in float32; the model card computes them in bfloat16.
 
 Every process holds the model, 15 GiB in bfloat16, in addition to what --dry-run prints.
 """
@@ -34,7 +34,8 @@ from utils import DTYPE, fail
 from rewards.preference import TOKENS_PER_BATCH, RewardModel, pad_right
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
-# Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these tokens.
+# Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these
+# tokens.
 HEADER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
@@ -56,7 +57,8 @@ def load(path: str, think_format: str, max_length: int) -> "ArmoRM":
 
 
 class ArmoRM(RewardModel):
-    """The trunk and the two heads, on this process's device; conversations are read and batched as any reward model's."""
+    """The trunk and the two heads, on this process's device; conversations are read and batched as any reward
+    model's."""
 
     def __init__(self, path: str, think_format: str, max_length: int):
         device = PartialState().device
@@ -96,7 +98,8 @@ class ArmoRM(RewardModel):
         )
 
     def gate(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the weights of the objectives (B, objectives) from the hidden states of prompts (B, width)."""
+        """Returns the weights of the objectives (B, objectives) from the hidden states of prompts (B,
+        width)."""
         n = 0
         while f"gating.layers.{n}.weight" in self.heads:
             if n > 0:

@@ -34,7 +34,8 @@ class Args:
     experiment: tyro.conf.Positional[Literal["demo", "small"]]
     """Which of the two."""
     results: Path | None = None
-    """Folder whose runs/ has the run folders, and into which the files are written; empty: results/ and the experiment."""
+    """Folder whose runs/ has the run folders, and into which the files are written; empty: results/ and the
+    experiment."""
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of the runs of small.sh whose names end in -sSEED."""
 
@@ -116,7 +117,8 @@ def read_json(path: Path) -> dict:
 def read_curves(runs: Path, file: str, n_before: int) -> pd.DataFrame:
     """Reads a file of every RL run: one line per step, by the completions that were sampled before.
 
-    `n_before` is how many of its steps a line comes before: 1 if its numbers are of the step's own completions.
+    `n_before` is how many of its steps a line comes before: 1 if its numbers are of the step's own
+    completions.
     """
     curves = [pd.DataFrame()]
     for path in sorted(runs.glob(f"*/{file}")):
@@ -131,7 +133,8 @@ def read_curves(runs: Path, file: str, n_before: int) -> pd.DataFrame:
 
 
 def plot(curves: pd.DataFrame, panels: list[tuple[str, str]], path: Path) -> None:
-    """Plots pairs of columns, (horizontal, vertical), a line per run; with error bars where NAME_se is a column.
+    """Plots pairs of columns, (horizontal, vertical), a line per run; with error bars where NAME_se is a
+    column.
 
     Where gold falls while the proxy rises, the reward is over-optimised.
     """
@@ -162,7 +165,8 @@ def write_mean(line: dict, name: str, digits: int, sign: str) -> str:
 
 
 def write_table(rows: pd.DataFrame, counts: dict[str, str], columns: dict, sign: str = "") -> str:
-    """Writes a Markdown table: the row's name, `counts` (column: title), and means (column: title and digits)."""
+    """Writes a Markdown table: the row's name, `counts` (column: title), and means (column: title and
+    digits)."""
     table = rows[["row", *counts]].astype(str).rename(columns={"row": ""} | counts)
     for name, (title, digits) in columns.items():
         table[title] = [write_mean(line, name, digits, sign) for line in rows.to_dict("records")]
@@ -211,7 +215,8 @@ def make_demo(results: Path) -> list[str]:
 
 
 def read_answers(evaluation: Path) -> pd.DataFrame:
-    """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good format."""
+    """Reads what eval_wildbench.py measured of each answer; gold and proxy are NaN outside of the good
+    format."""
     rows = pd.DataFrame(read_log(evaluation / "verdicts.jsonl")).set_index("id")
     response_tokens = rows["n_tokens"] - rows["n_thinking_tokens"]
     measures = {
@@ -240,7 +245,8 @@ def read_ifeval(evaluation: Path, name: str) -> pd.DataFrame:
 
 
 def read_run(runs: Path, name: str) -> pd.DataFrame:
-    """Returns what the finished evaluations measured of a run: one line per task, NaN for what was not measured."""
+    """Returns what the finished evaluations measured of a run: one line per task, NaN for what was not
+    measured."""
     parts = [pd.DataFrame(columns=[*COLUMNS, "tokens_with_gold"], dtype=float)]
     for kind in ("eval", "ifeval", "ifeval-greedy"):
         evaluation = runs / f"{kind}-{name}"
@@ -255,7 +261,8 @@ def read_run(runs: Path, name: str) -> pd.DataFrame:
 
 
 def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> dict:
-    """Returns a line of the table: for each measure its mean over tasks, the standard error, and the number of tasks.
+    """Returns a line of the table: for each measure its mean over tasks, the standard error, and the number
+    of tasks.
 
     `by_task` has the tasks averaged over the seeds, `by_seed` those of each seed.
     """
@@ -271,10 +278,11 @@ def summarize(row: str, by_task: pd.DataFrame, by_seed: list[pd.DataFrame]) -> d
 
 
 def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> dict:
-    """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
+    """Returns how much gold differs where two rows' responses have equally many tokens, and its standard
+    error.
 
-    That is where a straight line through the tasks' differences, gold over length, crosses a length of 0. With fewer
-    than four golds, or all lengths alike, there is no value.
+    That is where a straight line through the tasks' differences, gold over length, crosses a length of 0.
+    With fewer than four golds, or all lengths alike, there is no value.
     """
     gold = gold.dropna()
     length = length[gold.index]

@@ -83,7 +83,8 @@ AVERAGED = (
 
 
 def read_index(folder: Path) -> pd.DataFrame:
-    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, and its `folder`.
+    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name,
+    and its `folder`.
 
     Runs with other names are left out. Of two lines for the same value the later one counts.
     """
@@ -113,8 +114,8 @@ def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.D
 def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one seed. Exits
-    with 2 if the lines are no seeds of one measurement, as their values have no common mean.
+    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one
+    seed. Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
     if lines.empty:
         return {"seeds": 0, "status": "not yet run"}
@@ -145,10 +146,11 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
 
 
 def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
-    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds first.
+    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds
+    first.
 
-    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has no
-    task_means.csv with the metric.
+    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has
+    no task_means.csv with the metric.
     """
     means_of_seeds = []
     for folder, line in values.groupby("folder", sort=False):
@@ -176,8 +178,8 @@ def printed_numbers() -> pd.DataFrame:
 def list_cells(table: str, rows: dict, columns: dict) -> list[dict]:
     """Lists the cells of a table: rows as released, what the paper prints, rows of the user's own.
 
-    A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that the
-    paper prints in this table, else `columns`.
+    A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that
+    the paper prints in this table, else `columns`.
     """
     printed = printed_numbers()
     printed = printed[printed["table"] == table]
@@ -281,7 +283,8 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
 
 
 def counts(table: pd.DataFrame) -> str:
-    """Writes of how many values each number is a mean, which rows have fewer or more, and how many were invalid."""
+    """Writes of how many values each number is a mean, which rows have fewer or more, and how many were
+    invalid."""
     parts = []
     for column, cells in table.dropna(subset="n").groupby("benchmark", sort=False):
         usual = cells["n"].mode()[0]
@@ -326,8 +329,8 @@ def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
 def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them. Below a table it says what the
-    intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them. Below a table it says what
+    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """Rewards by name, as in `--rewards math:1 overlong:0.5 --reward-args overlong.buffer=512`.
 
-REWARDS says in which file a name's function is; only what a run names is imported. Such a function takes the completions
-of this process as rows, those of one prompt next to each other, and returns a number or None for each of them; shared.py
-says what a row is. It asks for more by the names of its parameters: those of CONTEXT are filled in, and a parameter with a
-default is an option of `--reward-args`. A function that asks for the judge runs on the main process, on the rows of all.
+REWARDS says in which file a name's function is; only what a run names is imported. Such a function takes the
+completions of this process as rows, those of one prompt next to each other, and returns a number or None for
+each of them; shared.py says what a row is. It asks for more by the names of its parameters: those of CONTEXT
+are filled in, and a parameter with a default is an option of `--reward-args`. A function that asks for the
+judge runs on the main process, on the rows of all.
 
 To use a reward of yours, write the function in any file:
 
@@ -12,11 +13,11 @@ To use a reward of yours, write the function in any file:
 
     python train_grpo.py --rewards preference:1 file.py:brief:1 --reward-args brief.per_token=0.02
 
-To give it to everybody, write it into a file of rewards/ and add a line to REWARDS. If it verifies an answer, add the field
-of the prompt's row that it reads to VERIFIERS (shared.py).
+To give it to everybody, write it into a file of rewards/ and add a line to REWARDS. If it verifies an answer,
+add the field of the prompt's row that it reads to VERIFIERS (shared.py).
 
-The way of a reward: `read_parts` reads the flags, scorer.py computes the value of each part, `add_up` makes one total of
-them, and `set_floors` puts some totals below the others of their group.
+The way of a reward: `read_parts` reads the flags, scorer.py computes the value of each part, `add_up` makes
+one total of them, and `set_floors` puts some totals below the others of their group.
 """
 
 import inspect
@@ -163,7 +164,8 @@ def _set_option(word: str, parts: dict[str, Part]) -> None:
 
 
 def check(args, prompts: list[dict], accelerator) -> None:
-    """Checks the rewards of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if something is wrong."""
+    """Checks the rewards of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if
+    something is wrong."""
     parts = {part.name: part for part in read_parts(args)}
     for part in parts.values():
         _check_part(part, args, prompts, accelerator)
@@ -259,8 +261,8 @@ def call(part: Part, rows: list[dict], given: dict) -> Values:
 def verdict(row: dict, values: dict[str, float | None], parts: list[Part]) -> float | None:
     """Returns what the verifiers say of a row: 1 right, 0 wrong, None where none of them has a value.
 
-    A row is right if it has the whole value of the first verifier that has one. A penalty, or a part of the tests, is wrong.
-    So is a row that gets a floor, which a judge has not seen.
+    A row is right if it has the whole value of the first verifier that has one. A penalty, or a part of the
+    tests, is wrong. So is a row that gets a floor, which a judge has not seen.
     """
     by_name = {part.name: part for part in parts}
     for name, field in VERIFIERS.items():
@@ -274,10 +276,11 @@ def verdict(row: dict, values: dict[str, float | None], parts: list[Part]) -> fl
 
 
 def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> tuple[float, bool]:
-    """Returns the sum of weight * value over the parts that apply to a row, and whether it gets a floor instead.
+    """Returns the sum of weight * value over the parts that apply to a row, and whether it gets a floor
+    instead.
 
-    It gets one if it fails a gate, too: a value below 1. The sum is NaN where a part that applies has no value, or where no
-    part with a weight applies.
+    It gets one if it fails a gate, too: a value below 1. The sum is NaN where a part that applies has no
+    value, or where no part with a weight applies.
     """
     gets_floor = row["gets_floor"]
     weighted = []
@@ -298,7 +301,8 @@ def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> tup
 
 
 def set_floors(totals: list[tuple[float, bool]], group_size: int, margin: float) -> list[float]:
-    """Returns the rewards: the sums of `add_up`, and as floor `margin` less than the lowest of the group's others.
+    """Returns the rewards: the sums of `add_up`, and as floor `margin` less than the lowest of the group's
+    others.
 
     Without others the lowest is 0.
     """

@@ -1,14 +1,16 @@
-"""Finds the program in a response, reads the tests of a row, and says which have passed: for `code` and for HumanEval.
+"""Finds the program in a response, reads the tests of a row, and says which have passed: for `code` and for
+HumanEval.
 
     result = run("def f(x): return 2 * x", ["assert f(3) == 6"])  # .passed .status .stderr
 
-What an assert expects does not enter the program's process. `assert f(3) == 6` becomes `__report__(0, f(3))` there, and
-its value is compared with the 6 here: no program can read the 6, and none of its objects takes part in the comparison.
-Reports count only if a random word is printed after the last one.
+What an assert expects does not enter the program's process. `assert f(3) == 6` becomes `__report__(0, f(3))`
+there, and its value is compared with the 6 here: no program can read the 6, and none of its objects takes
+part in the comparison. Reports count only if a random word is printed after the last one.
 
-This hides literals after ==, and which of `assert f(x)` and `assert not f(x)` is meant; of HumanEval's 164 tasks 152 state
-nothing else. Any other condition is worked out in the program's process, as in the official tools. There a hostile program
-can read it, and can return an object that equals, or is close to, whatever is expected.
+This hides literals after ==, and which of `assert f(x)` and `assert not f(x)` is meant; of HumanEval's 164
+tasks 152 state nothing else. Any other condition is worked out in the program's process, as in the official
+tools. There a hostile program can read it, and can return an object that equals, or is close to, whatever is
+expected.
 """
 
 import ast
@@ -24,7 +26,8 @@ FENCE = re.compile(r"((?:\s*(?:[-*+]|\d+[.)])(?=\s))?\s*)(`{3,}|~{3,})(.*)")
 
 
 def code_blocks(response: str) -> list[str]:
-    """Returns the fenced blocks of a response, or the whole of it. A block that is not closed goes to the end."""
+    """Returns the fenced blocks of a response, or the whole of it. A block that is not closed goes to the
+    end."""
     blocks = []
     is_open = False
     for line in response.split("\n"):
@@ -161,8 +164,8 @@ class Reports(ast.NodeTransformer):
 def run(program: str, tests: list[str], timeout: float = 10.0) -> Result:
     """Runs a program and its tests, as sandbox.run does.
 
-    A test has passed if it comes to its end, and each of its asserts was reached and was true each time. What is compared
-    with a literal must be plain data or like it, as a Counter is like a dict.
+    A test has passed if it comes to its end, and each of its asserts was reached and was true each time. What
+    is compared with a literal must be plain data or like it, as a Counter is like a dict.
     """
     reports = Reports()
     sources = []

@@ -1,6 +1,8 @@
-"""Runs a program and its tests inside the sandbox, then prints a secret word and what the tests have reported.
+"""Runs a program and its tests inside the sandbox, then prints a secret word and what the tests have
+reported.
 
-sandbox.py starts a fresh interpreter with the text of this file. Nothing of this repository can be imported here.
+sandbox.py starts a fresh interpreter with the text of this file. Nothing of this repository can be imported
+here.
 """
 
 import json
@@ -34,7 +36,8 @@ def run(program: str, tests: list[str]) -> bytes:
     def report(number: int, value: object) -> None:
         lines.append(f"{number} {plain(value)!a}\n")
 
-    # Without a __name__ it sees that of builtins, as in HumanEval's exec: a block under `== "__main__"` does not run.
+    # Without a __name__ it sees that of builtins, as in HumanEval's exec: a block under `== "__main__"` does
+    # not run.
     namespace = {}
     exec(compile(program, "program.py", "exec"), namespace)
     namespace["__report__"] = report
@@ -57,7 +60,7 @@ if user:
 for name, value in request["limits"].items():
     resource.setrlimit(getattr(resource, name), (value, value))
 os.write(request["report"], b"started ")
-# The word is read before the program runs and then lies on the interpreter's stack alone: no variable, frame or open
-# file of this process holds it.
+# The word is read before the program runs and then lies on the interpreter's stack alone: no variable, frame
+# or open file of this process holds it.
 os.write(request["report"], sys.stdin.buffer.read() + run(request["program"], request["tests"]))
 os._exit(0)

@@ -1,10 +1,10 @@
 """Dense rewards: what a completion earns on its way, on steps (a process reward model) or on tokens (PRIME).
 
-They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args process.model=file.py:function`.
-A source has `token_rewards(completions)`, which returns two tensors (B, T) over the completions' tokens:
-rewards, and where one is given (an event). That of PRIME then trains its model for a step. GRPO makes token
-advantages of them (`add_advantages`); PPO adds them to the tokens' rewards before GAE. train_rlver.py has dense
-rewards on turns.
+They come on top of the outcome's reward: `--rewards math:1 process:0.5 --reward-args
+process.model=file.py:function`. A source has `token_rewards(completions)`, which returns two tensors (B, T)
+over the completions' tokens: rewards, and where one is given (an event). That of PRIME then trains its model
+for a step. GRPO makes token advantages of them (`add_advantages`); PPO adds them to the tokens' rewards
+before GAE. train_rlver.py has dense rewards on turns.
 """
 
 import math
@@ -40,10 +40,11 @@ def token_advantages(
 ) -> torch.Tensor:
     """Returns advantages (B, T) of dense rewards; the rows of a group are neighbours.
 
-    Number the events of a row 0, 1, 2 and so on. Every token after event k-1, up to and with event k, gets the
-    same advantage: R_k, the row's rewards from event k to its end, minus the mean of R_k over those rows of
-    the group that have an event k. Tokens after the last event get 0. The sum over later steps is DeepSeekMath's
-    process supervision (2402.03300, section 4.1.3). The comparison of k-th with k-th is MT-GRPO's (2505.11821).
+    Number the events of a row 0, 1, 2 and so on. Every token after event k-1, up to and with event k, gets
+    the same advantage: R_k, the row's rewards from event k to its end, minus the mean of R_k over those rows
+    of the group that have an event k. Tokens after the last event get 0. The sum over later steps is
+    DeepSeekMath's process supervision (2402.03300, section 4.1.3). The comparison of k-th with k-th is
+    MT-GRPO's (2505.11821).
 
     Args:
         values: (B, T) dense rewards, which count where `events` (B, T, bool) is true.
@@ -87,9 +88,9 @@ def add_advantages(source, completions: list, group_size: int, scale: bool) -> N
 class ProcessReward:
     """Rewards a step by how much it raises the probability of being on the right way, at first 0.
 
-    A completion's rewards add up to its last step's probability, so more steps are worth nothing by themselves
-    (the progress of 2410.08146). `probabilities(messages, text)` returns a list of (end of a step in `text`,
-    probability), from a process reward model or a rule.
+    A completion's rewards add up to its last step's probability, so more steps are worth nothing by
+    themselves (the progress of 2410.08146). `probabilities(messages, text)` returns a list of (end of a step
+    in `text`, probability), from a process reward model or a rule.
     """
 
     name = "process"

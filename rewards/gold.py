@@ -19,7 +19,8 @@ from utils import or_fail
 
 
 def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
-    """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be empty.
+    """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be
+    empty.
 
     `n_completions`: those of a step, or of a round of DPO.
     """
@@ -50,11 +51,13 @@ def try_judge(args, prompt: dict, run: Path) -> None:
 
 
 def load_gold(args, device: str, run: Path) -> Callable | None:
-    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats; None if empty.
+    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats; None if
+    empty.
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
-    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives NaN; an empty
-    response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it cuts.
+    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives NaN; an
+    empty response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it
+    cuts.
     """
     if not args.gold:
         return None
@@ -78,7 +81,8 @@ def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float
 
 
 def _judge_endpoint(args, run: Path):
-    """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the budget."""
+    """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the
+    budget."""
     from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
 
     name, _, url = args.gold.removeprefix("judge:").partition("@")
@@ -119,10 +123,11 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
 
 
 def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
-    """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so far.
+    """Logs the completions of the held-out prompts at a checkpoint. Returns whether it has the best gold so
+    far.
 
-    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Step 0 is logged, but
-    cannot be the best: it is no checkpoint, so a later step need not exceed it.
+    Adds the rows, one a prompt, to held_out_completions.jsonl and their means to held_out.jsonl. Step 0 is
+    logged, but cannot be the best: it is no checkpoint, so a later step need not exceed it.
     """
     path = run / "held_out.jsonl"
     earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and line["gold"] is not None]

@@ -1,7 +1,9 @@
-"""Rewards from a judge, a model behind an endpoint: judge_mark, rubric, factual. `write_rubrics` makes the data of `rubric`.
+"""Rewards from a judge, a model behind an endpoint: judge_mark, rubric, factual. `write_rubrics` makes the
+data of `rubric`.
 
-A judge that fails or cannot be read gives None, never a low score. An empty response gets the lowest value without a call,
-so that it is no way out of a low mark. A row that gets a floor instead of its reward is judged by nobody.
+A judge that fails or cannot be read gives None, never a low score. An empty response gets the lowest value
+without a call, so that it is no way out of a low mark. A row that gets a floor instead of its reward is
+judged by nobody.
 
 A judge that thinks first needs room for it: `judge_max_tokens`, the limit of its reply.
 """
@@ -44,7 +46,8 @@ def _between_tags(name: str, text: str) -> str:
 
 
 def case(row: dict, *fields: str) -> str:
-    """Returns the conversation, and those of the fields reference and response that the row has, as a judge reads them."""
+    """Returns the conversation, and those of the fields reference and response that the row has, as a judge
+    reads them."""
     turns = [f"{message['role'].upper()}: {message['content']}" for message in row["messages"]]
     blocks = [_between_tags("conversation", "\n\n".join(turns))]
     for field in fields:
@@ -110,7 +113,8 @@ def try_judge(judge: Endpoint, function, prompt: dict, flag: str, fresh: bool = 
 
 
 def read_json(text: str) -> dict:
-    """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without one."""
+    """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without
+    one."""
     _, tag, answer = text.rpartition("</think>")
     if tag in text[text.find("{") : text.rfind("}")]:  # there is no thinking, or the object quotes the tag
         with suppress(ValueError):
@@ -171,8 +175,8 @@ def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOK
 def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
     """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
 
-    The judge says yes or no to all criteria in one call. Rows need `rubric`, a list of {criterion, weight}. None for a reply
-    that leaves a criterion out; 0 for an empty response.
+    The judge says yes or no to all criteria in one call. Rows need `rubric`, a list of {criterion, weight}.
+    None for a reply that leaves a criterion out; 0 for an empty response.
     """
 
     def make_request(row: dict) -> dict:
@@ -225,8 +229,8 @@ IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.
 def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> list[list[dict] | None]:
     """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
-    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Raises ConnectionError if calls
-    got no reply, as in an outage.
+    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Raises
+    ConnectionError if calls got no reply, as in an outage.
     """
 
     def read_criteria(text: str) -> list[dict]:

@@ -64,8 +64,8 @@ class RewardModel:
     def check(path: str, chat_template: str, reward_on: str, think_format: str) -> Tokenizer:
         """Returns the tokenizer with its chat template; checks the model without loading weights.
 
-        The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits with 2 if the
-        folder cannot be used.
+        The arguments are those of the class. Raises ValueError if it cannot score such completions. Exits
+        with 2 if the folder cannot be used.
         """
         tokenizer = load_tokenizer(path)
         config = load_config(path)
@@ -101,7 +101,8 @@ class RewardModel:
         return ids
 
     def score(self, prompts: list[list[dict]], completions: list[str]) -> list[float]:
-        """Returns the rewards (B,) of completions (all that the policy wrote) to prompts (lists of messages)."""
+        """Returns the rewards (B,) of completions (all that the policy wrote) to prompts (lists of
+        messages)."""
         ids = []
         for messages, text in zip(prompts, completions, strict=True):
             if self.reward_on == "response":
@@ -127,8 +128,8 @@ class RewardModel:
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
         """Scores one batch, padded on the right."""
-        # The head reads the last token that is not the pad token, so the pad id must end no row: of one id more
-        # than there are rows, one does not.
+        # The head reads the last token that is not the pad token, so the pad id must end no row: of one id
+        # more than there are rows, one does not.
         pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad

@@ -1,8 +1,9 @@
-"""Runs Python programs that nobody has read, for HumanEval and the reward `code`; code_runner.py says what has passed.
+"""Runs Python programs that nobody has read, for HumanEval and the reward `code`; code_runner.py says what
+has passed.
 
-A program runs in bubblewrap: no network, no other process, a folder of its own, and of all other files only Python's and
-/usr, to read. With --unsafe-code it runs without. Either way time, memory, processes and files have limits, the
-environment is empty, and its whole process group is killed in the end.
+A program runs in bubblewrap: no network, no other process, a folder of its own, and of all other files only
+Python's and /usr, to read. With --unsafe-code it runs without. Either way time, memory, processes and files
+have limits, the environment is empty, and its whole process group is killed in the end.
 """
 
 import contextlib
@@ -34,8 +35,9 @@ unsafe = False  # set by `check`
 
 class Output(NamedTuple):
     status: str
-    """ok: the program came to its end, and its tests; error: exception or early exit; timeout; killed: by a signal, as from
-    a limit; not started: the sandbox was killed or had no time before the program began, as without free memory."""
+    """ok: the program came to its end, and its tests; error: exception or early exit; timeout; killed: by a
+    signal, as from a limit; not started: the sandbox was killed or had no time before the program began, as
+    without free memory."""
     reports: str
     """A line for each __report__ of the tests; empty unless the status is ok."""
     stderr: str

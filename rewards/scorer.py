@@ -19,7 +19,8 @@ from utils import THINK_FORMATS
 
 
 class Scorer:
-    """Rewards the completions of a step; `args` are the training script's, and `run` keeps the judge's replies."""
+    """Rewards the completions of a step; `args` are the training script's, and `run` keeps the judge's
+    replies."""
 
     def __init__(self, args, tokenizer, run: Path, accelerator: Accelerator):
         self.args = args
@@ -51,7 +52,8 @@ class Scorer:
     def set_rewards(self, completions: list, group_size: int, model: torch.nn.Module) -> None:
         """Sets rewards (gold too), correct and reward of this process's completions; all processes call it.
 
-        A judge of --gold is asked about each. One without a reward (a judge failed) gets NaN, and its advantage is 0.
+        A judge of --gold is asked about each. One without a reward (a judge failed) gets NaN, and its
+        advantage is 0.
 
         Args:
             completions: whole groups. All processes have equally many.
@@ -84,7 +86,8 @@ class Scorer:
             completion.reward = np.float32(reward).item()  # as the trainer computes with it
 
     def _values(self, part: Part, completions: list, rows: list[dict], group_size: int) -> Values:
-        """Returns the values of a part for this process's rows; the main process asks a judge about those of all."""
+        """Returns the values of a part for this process's rows; the main process asks a judge about those of
+        all."""
         given = {"group_size": group_size, "max_tokens": self.args.max_completion_tokens, "judge": self.judge}
         if part.name == "preference":
             return self._preferences(completions)

@@ -33,8 +33,8 @@ def length(rows: list[dict], group_size: int) -> Values:
 def repetition(rows: list[dict], n: int = 3) -> Values:
     """Returns minus the share of a response's n-grams of words that are repeats: 0 to -1.
 
-    It is TRL's. That of 2502.03373 is a penalty on the tokens of each repeat. A response of fewer than n + 1 words
-    gets 0.
+    It is TRL's. That of 2502.03373 is a penalty on the tokens of each repeat. A response of fewer than n + 1
+    words gets 0.
     """
     values = []
     for row in rows:

@@ -6,8 +6,8 @@ means that there is no value, because a field is missing or a judge failed; it i
 """
 
 Values = list[float | None]
-# The fields of the prompt's row that a reward reads, without which it does not apply; the first one that has a value says
-# whether a row is right.
+# The fields of the prompt's row that a reward reads, without which it does not apply; the first one that has
+# a value says whether a row is right.
 VERIFIERS = {
     "math": "answer",
     "code": "tests",
@@ -18,7 +18,8 @@ VERIFIERS = {
 
 
 def has_field(row: dict, field: str) -> bool:
-    """Tells whether a row has a field. None and what is empty are no value: a parquet table has all columns in each row."""
+    """Tells whether a row has a field. None and what is empty are no value: a parquet table has all columns
+    in each row."""
     return row.get(field) not in (None, "", [], {})
 
 

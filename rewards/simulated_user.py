@@ -258,9 +258,9 @@ def ending(emotion: float, utterance: str, lang: str, setting: dict) -> str:
 def takes_leave(emotion: float, utterance: str, lang: str) -> bool:
     """Tells whether the user says goodbye to the model.
 
-    "goodbye" is also a word to tell a story with, and 再见 is also "see again". So it counts anywhere in a message
-    only where the speaker is told to take leave, in the states S and F; else at the end alone. SAGE, and RLVER's
-    released code, look anywhere in every message.
+    "goodbye" is also a word to tell a story with, and 再见 is also "see again". So it counts anywhere in a
+    message only where the speaker is told to take leave, in the states S and F; else at the end alone. SAGE,
+    and RLVER's released code, look anywhere in every message.
     """
     told_to_leave = emotion_state(emotion) in ("Emotion-S", "Emotion-F")
     if told_to_leave:

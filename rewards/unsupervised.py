@@ -1,4 +1,5 @@
-"""Rewards from a policy's agreement with itself or its confidence, and `Collapse`, which ends a run that exploits them."""
+"""Rewards from a policy's agreement with itself or its confidence, and `Collapse`, which ends a run that
+exploits them."""
 
 import re
 from collections import Counter
@@ -14,7 +15,8 @@ from rewards.verified import final_answer
 
 
 def _comparable_answer(response: str) -> str | None:
-    """Returns the final answer of a response in MATH's spelling, without thousands separators; None without one."""
+    """Returns the final answer of a response in MATH's spelling, without thousands separators; None without
+    one."""
     answer = final_answer(response)
     if answer is None:
         return None
@@ -38,8 +40,8 @@ def _count_votes(answers: list[str | None]) -> Counter:
 def majority(rows: list[dict], group_size: int) -> Values:
     """Returns 1 where the answer is the one that most of the group give, else 0 (TTRL, 2504.16084).
 
-    A tie goes to the answer that appears first in the group. A row without an answer gets 0, and so does one that
-    gets a floor, which has no vote. A group in which nobody votes has no values.
+    A tie goes to the answer that appears first in the group. A row without an answer gets 0, and so does one
+    that gets a floor, which has no vote. A group in which nobody votes has no values.
     """
     values = []
     for group in in_groups(rows, group_size):
@@ -65,7 +67,8 @@ def self_certainty(rows: list[dict]) -> Values:
 
 
 def negative_entropy(rows: list[dict]) -> Values:
-    """Returns minus the trainer's `mean_entropy` (RENT, 2505.22660): mean_t sum_j p_tj log p_tj in nats, -log|V| to 0."""
+    """Returns minus the trainer's `mean_entropy` (RENT, 2505.22660): mean_t sum_j p_tj log p_tj in nats,
+    -log|V| to 0."""
     return [-row["mean_entropy"] for row in rows]
 
 
@@ -80,8 +83,9 @@ LOWEST_ENTROPY = 0.02  # nats per token
 class Collapse:
     """Follows how far the policy has collapsed, over the steps of a run, and ends the run.
 
-    Logs collapse/agreement: the share of a group that gives its most frequent answer, mean over groups. It is left out
-    where a group has several prompts, as in PPO, because answers to different questions need not agree.
+    Logs collapse/agreement: the share of a group that gives its most frequent answer, mean over groups. It is
+    left out where a group has several prompts, as in PPO, because answers to different questions need not
+    agree.
     """
 
     def __init__(self, run: Path, group_size: int):

@@ -1,9 +1,9 @@
 """Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
-Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists where). A fraction,
-a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-code_runner.py says what a hostile program can read of the tests of `code`. Run a data set's reference solutions through
-`code` first, and leave out the tasks that do not get 1.
+Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists
+where). A fraction, a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
+code_runner.py says what a hostile program can read of the tests of `code`. Run a data set's reference
+solutions through `code` first, and leave out the tasks that do not get 1.
 """
 
 import functools
@@ -30,7 +30,8 @@ NUMBER = re.compile(
     r"(?:(?:e| ?(?:\\times|\\cdot|[x*×·]) ?10\^)\{?[-+]?\d+\}?|\^\{?-?\d+\}?)?"  # 1.5e3, 3 x 10^5
     r"(?: ?/ ?\d+| \d+/\d+|%)?"  # the second is that of a mixed number
 )
-# Each part excludes what begins the next, so that no text takes a time that grows with the square of its length.
+# Each part excludes what begins the next, so that no text takes a time that grows with the square of its
+# length.
 FORMULA = re.compile(
     r"\$([^$\n\\^]*[\\^][^$\n]*)\$|\\\(((?:(?!\\\().)*?)\\\)|\\\[((?:(?!\\\[).)*?)\\\]", re.DOTALL
 )
@@ -71,9 +72,9 @@ def _as_latex(text: str) -> str:
 def final_answer(text: str) -> str | None:
     r"""Returns what is in the last \boxed{}, else the last number without its commas, else None; in LaTeX.
 
-    The number may be a fraction, a mixed number or one times a power of ten. If the last number is part of a LaTeX formula
-    that is more than a number, such as \frac{1}{2}, the answer is what follows the formula's last equals sign. More than
-    LONGEST_ANSWER characters are no answer.
+    The number may be a fraction, a mixed number or one times a power of ten. If the last number is part of a
+    LaTeX formula that is more than a number, such as \frac{1}{2}, the answer is what follows the formula's
+    last equals sign. More than LONGEST_ANSWER characters are no answer.
     """
     answer = last_boxed(text)
     if answer is None:
@@ -147,8 +148,8 @@ def _compare(pairs: list[list[str]], seconds: float) -> list[bool]:
     verdicts = []
     while len(verdicts) < len(pairs):
         lines = [json.dumps(pair) + "\n" for pair in pairs[len(verdicts) :]]
-        # In a session of its own, as launchers send SIGTERM to the whole process group of a trainer, which still has a
-        # step to finish.
+        # In a session of its own, as launchers send SIGTERM to the whole process group of a trainer, which
+        # still has a step to finish.
         process = subprocess.run(
             command, input="".join(lines), stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -176,7 +177,8 @@ def _is_unsolved(truth: str, answer: str) -> bool:
 
 
 def _truth(row: dict) -> str | None:
-    r"""Reads the known answer of a row: its field `answer`, what follows its last ####, or is in its last \boxed{}."""
+    r"""Reads the known answer of a row: its field `answer`, what follows its last ####, or is in its last
+    \boxed{}."""
     if not has_field(row, "answer"):
         return None
     truth = str(row["answer"]).rpartition("####")[2]
@@ -194,8 +196,8 @@ def math_answer(
     This is the reward of RLVR (Tülu 3, 2411.15124, section 6). Rows need `answer`: the final answer, or a
     solution that ends with `#### answer` or \boxed{answer}.
 
-    A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty by answers that
-    are slow to compare.
+    A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty by
+    answers that are slow to compare.
 
     Args:
         value, no_eos: see shared.verified_values.

@@ -1,4 +1,5 @@
-"""What every run shares. Importing it sets environment variables that other libraries read when they are imported."""
+"""What every run shares. Importing it sets environment variables that other libraries read when they are
+imported."""
 
 import logging
 import os

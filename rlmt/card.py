@@ -84,7 +84,8 @@ def build(run: Path) -> str:
 
 
 def lineage(run: Path) -> list[str]:
-    """Lists the model that a run started from, then the one from which that was trained, down to the base model."""
+    """Lists the model that a run started from, then the one from which that was trained, down to the base
+    model."""
     models = []
     while (run / "command.txt").exists():
         models.append(json.loads((run / "config.json").read_text())["args"]["model"])
@@ -93,7 +94,8 @@ def lineage(run: Path) -> list[str]:
 
 
 def front_matter(script: str, base: str, data: str) -> ModelCardData:
-    """Returns what the hub reads; models and data sets are named if they are the hub's, not files or folders."""
+    """Returns what the hub reads; models and data sets are named if they are the hub's, not files or
+    folders."""
     task = "text-classification" if script == "reward" else "text-generation"
     card = ModelCardData(library_name="transformers", tags=["rlmt", script], pipeline_tag=task)
     if is_on_hub(base):
@@ -105,7 +107,8 @@ def front_matter(script: str, base: str, data: str) -> ModelCardData:
 
 
 def is_on_hub(name: str) -> bool:
-    """Tells whether a name is owner/name of the hub, and not a file or folder of this machine, or of another."""
+    """Tells whether a name is owner/name of the hub, and not a file or folder of this machine, or of
+    another."""
     has_form = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     return has_form and not name.endswith(FILE_TYPES) and not Path(name).exists()
 

@@ -36,7 +36,8 @@ THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave
 
 
 def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
-    """Applies the chat template, with the `template_args` that an evaluation may set (benchmarks/shipped.py)."""
+    """Applies the chat template, with the `template_args` that an evaluation may set
+    (benchmarks/shipped.py)."""
     template_args = getattr(tokenizer, "template_args", {})
     return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
 
@@ -63,7 +64,8 @@ def ends_of_template(tokenizer: Tokenizer) -> list[int]:
 
 
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
-    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to day."""
+    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to
+    day."""
     question = [{"role": "user", "content": "Q"}]
     prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
@@ -78,7 +80,8 @@ def zero_template(instruction: str) -> str:
 
 
 def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str) -> tuple[str, str]:
-    """Returns the name and the text of the chat template; ValueError if none fits. See `prepare_tokenizer`."""
+    """Returns the name and the text of the chat template; ValueError if none fits. See
+    `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
     wanted = THINK_FORMATS[think_format]
@@ -110,7 +113,8 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of all."""
+    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of
+    all."""
     vocabulary = tokenizer.get_vocab()
     for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
@@ -129,19 +133,21 @@ def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
-    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds no token.
+    """Gives a policy's tokenizer its chat template, end of turn, pad token, `stop_ids` and `trained_as`; adds
+    no token.
 
-    `eos_token` becomes the token that the template writes after the assistant's words. `stop_ids` holds it and the
-    ends that the tokenizer had, which base models write. The pad token is never the end of turn, as
-    transformers reads a reward at the last token that is not the pad token. `trained_as` will be the content of a
-    checkpoint's think_format.json.
+    `eos_token` becomes the token that the template writes after the assistant's words. `stop_ids` holds it
+    and the ends that the tokenizer had, which base models write. The pad token is never the end of turn, as
+    transformers reads a reward at the last token that is not the pad token. `trained_as` will be the content
+    of a checkpoint's think_format.json.
 
     Args:
-        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the tokenizer's
-            own if it keeps thinking verbatim; else ours for its family. A file of plain text takes the place of a
-            Zero format's instruction.
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the
+            tokenizer's own if it keeps thinking verbatim; else ours for its family. A file of plain text
+            takes the place of a Zero format's instruction.
 
-    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be written.
+    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be
+    written.
     """
     check_think_format(think_format)
     check_writable(tokenizer, think_format)
@@ -169,7 +175,8 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute names."""
+    """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute
+    names."""
     return {
         token_id: token.content
         for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -193,7 +200,8 @@ def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: list[dict]) -> list[int]:
-    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and evaluation."""
+    """Encodes a conversation up to where the assistant writes: the same ids in SFT, rollouts and
+    evaluation."""
     return render(tokenizer, without_control(tokenizer, messages), add_generation_prompt=True)
 
 
@@ -232,8 +240,8 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
 def read_trained_as(model: str) -> dict:
     """Returns how a model (a folder or hub name) was trained, as its files say; {} if they say nothing.
 
-    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is always
-    there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is
+    always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
     ours = _find_file(model, "think_format.json")
     if ours:
@@ -289,7 +297,8 @@ def _find_on_hub(model: str, name: str) -> Path | None:
 
 
 def load_config(path: str):
-    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its own."""
+    """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its
+    own."""
     return or_fail(lambda: transformers.AutoConfig.from_pretrained(path, trust_remote_code=False))
 
 
@@ -301,7 +310,8 @@ def context_length(config) -> int:
 def load_tokenizer(path: str) -> Tokenizer:
     """Loads the tokenizer of a model folder or hub name; exits with 2 if it is missing.
 
-    `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have several.
+    `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have
+    several.
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)

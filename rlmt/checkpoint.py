@@ -65,7 +65,8 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
 
 
 def save_tokenizer(folder: Path, tokenizer) -> None:
-    """Makes a model folder complete: tokenizer, chat template, the ids at which generation ends, the think format.
+    """Makes a model folder complete: tokenizer, chat template, the ids at which generation ends, the think
+    format.
 
     The last two come from prepare_tokenizer. A reward model has no `trained_as`, as it writes nothing.
     """
@@ -79,7 +80,8 @@ def save_tokenizer(folder: Path, tokenizer) -> None:
 
 
 def adapter_of(folder: Path) -> Path:
-    """Returns where the LoRA adapter of a model folder lies: adapter/ next to model/, else <name>_adapter/."""
+    """Returns where the LoRA adapter of a model folder lies: adapter/ next to model/, else
+    <name>_adapter/."""
     if folder.name == "model":
         return folder.with_name("adapter")
     return folder.with_name(f"{folder.name}_adapter")
@@ -110,7 +112,8 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
 
 
 def copy_model(source: Path, folder: Path) -> None:
-    """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process only."""
+    """Copies a model folder, and its adapter if there is one, as `save_model` writes them; main process
+    only."""
     for old, new in ((adapter_of(source), adapter_of(folder)), (source, folder)):
         if old.exists():
             part = _part_of(new)
@@ -165,7 +168,8 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 def save_checkpoint(
     run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
 ) -> Path:
-    """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps all.
+    """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps
+    all.
 
     `learners`: {"model": the policy, "critic": ..., ...}.
     """
@@ -191,7 +195,8 @@ def save_checkpoint(
 
 
 def latest(run: Path) -> Path | None:
-    """Returns the newest checkpoint of a run that was written to its end, on every process; None without one."""
+    """Returns the newest checkpoint of a run that was written to its end, on every process; None without
+    one."""
     whole = [folder for folder in numbered(run) if (folder / "complete").exists()]
     newest = whole[-1] if whole else None
     return broadcast_object_list([newest])[0]

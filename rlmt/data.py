@@ -20,7 +20,8 @@ FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
 ROLES = {"system", "user", "assistant", "tool"}
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-# fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's turn
+# fields with the answer of a trace; and with its thinking, where that is apart: in a row or an assistant's
+# turn
 ANSWER_FIELDS = ("response", "completion", "output")
 THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
 # what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's
@@ -52,15 +53,16 @@ def fail_at(name: Path | str, number: int, row: dict, error: Exception) -> None:
 def read_source(
     name: str, flag: str, revision: str | None = None, split: str = "train"
 ) -> Iterator[tuple[int, dict]]:
-    """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 if it cannot be read.
+    """Yields (number from 1, row) of a file, a folder or a data set on the hub; exits with 2 if it cannot be
+    read.
 
     Args:
         name: a path, `folder:split`, or a name on the hub, `owner/name`, `owner/name:split` or
             `owner/name:configuration:split`.
         flag: the one that an error names.
         revision: commit, tag or branch on the hub; None is the newest.
-        split: the one to read if `name` has none. "" is an evaluation's: `name` has none, but maybe a configuration,
-            and the split is `test`, or the first one if there is no `test`.
+        split: the one to read if `name` has none. "" is an evaluation's: `name` has none, but maybe a
+            configuration, and the split is `test`, or the first one if there is no `test`.
     """
     place = name
     parts = []
@@ -148,7 +150,8 @@ def _in_messages(row: dict) -> dict:
 
 
 def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
-    """Returns a field's conversation, without empty keys; a text is one turn of `role`. BadInput if it is neither."""
+    """Returns a field's conversation, without empty keys; a text is one turn of `role`. BadInput if it is
+    neither."""
     turns = row.get(name)
     if isinstance(turns, str):
         return [{"role": role, "content": turns}]
@@ -175,8 +178,8 @@ def first_field(row: dict, names: tuple[str, ...]) -> str:
 def prompt_of(row: dict) -> list[dict]:
     """Returns the conversation in `messages` or `prompt`, whichever role it ends with.
 
-    A pair without either has it in `chosen`, before the answer. UltraFeedback also has the last turn as a text
-    in `prompt`, so `chosen` comes before that.
+    A pair without either has it in `chosen`, before the answer. UltraFeedback also has the last turn as a
+    text in `prompt`, so `chosen` comes before that.
     """
     if row.get("messages") is not None:
         return turns_of(row, "messages")
@@ -194,7 +197,8 @@ def without_answer(messages: list[dict]) -> list[dict]:
 
 
 def check_prompt(row: dict) -> None:
-    """Raises ValueError unless a row is Unicode, and `messages` are in known roles and end with a user's text."""
+    """Raises ValueError unless a row is Unicode, and `messages` are in known roles and end with a user's
+    text."""
     json.dumps(row, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
     messages = row["messages"]
     roles = [message["role"] for message in messages]
@@ -206,7 +210,8 @@ def check_prompt(row: dict) -> None:
 
 
 def answer_of(row: dict, name: str) -> tuple[list[dict], dict]:
-    """Returns the turns before the answer that a field ends with, maybe none, and the answer, an assistant's turn."""
+    """Returns the turns before the answer that a field ends with, maybe none, and the answer, an assistant's
+    turn."""
     turns = turns_of(row, name, "assistant")
     drop_if(without_answer(turns) == turns, "not_ending_in_assistant")
     return turns[:-1], turns[-1]
@@ -248,7 +253,8 @@ def to_prompt(row: dict) -> dict:
 def to_trace(row: dict) -> dict:
     """Returns a trace row with `messages`, `thinking` ("" if there is none) and `response`.
 
-    Raises Dropped for an answer that did not come to its end (`finish_reason`), or whose tags fit no think format.
+    Raises Dropped for an answer that did not come to its end (`finish_reason`), or whose tags fit no think
+    format.
     """
     finish_reason = row.get("finish_reason") or "stop"
     drop_if(finish_reason not in FINISHED, f"finish_reason_{finish_reason}")
@@ -363,8 +369,8 @@ def load_prompts(
 ) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on, and drops those that are too long or that the chat template refuses.
 
-    Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the dropped ones
-    {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
+    Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the
+    dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
     """
     rows = read_prompts(path, flag)
     check_ids(path, rows)
@@ -396,7 +402,8 @@ def load_prompts(
 
 
 def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]]:
-    """Reads the prompts of GRPO or PPO: those to train on, enough for a step, the dropped ones, and the held-out ones."""
+    """Reads the prompts of GRPO or PPO: those to train on, enough for a step, the dropped ones, and the
+    held-out ones."""
     prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
     if len(prompts) < args.prompts_per_step:
         fail(
@@ -408,8 +415,8 @@ def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]
 def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     """Reads the prompts of `args.gold_prompts` ([] if empty), on which checkpoints are compared.
 
-    Drops what `load_prompts` drops. Exits with 2 if one is also among the training `prompts`, as `load_prompts`
-    returns them.
+    Drops what `load_prompts` drops. Exits with 2 if one is also among the training `prompts`, as
+    `load_prompts` returns them.
     """
     if not args.gold_prompts:
         return []
@@ -447,7 +454,8 @@ def append_jsonl(path: Path, rows: list[dict]) -> None:
 
 
 def read_log(path: Path) -> list[dict]:
-    """Reads a log that one process appends to, [] if there is none; removes a last line that a kill cut off."""
+    """Reads a log that one process appends to, [] if there is none; removes a last line that a kill cut
+    off."""
     if not path.exists():
         return []
     *lines, torn = path.read_text().split("\n")

@@ -105,7 +105,8 @@ def has_no_reply(error: str) -> bool:
 
 
 def was_refused(error: str) -> bool:
-    """Tells from a Reply's `error` whether a later start would be refused too, as a request that is too long."""
+    """Tells from a Reply's `error` whether a later start would be refused too, as a request that is too
+    long."""
     return error.startswith(("HTTP 4", NO_TEXT))
 
 

@@ -1,9 +1,10 @@
 """Computes the memory that a run needs, from the configs of its models, before anything is loaded.
 
-All numbers are GiB per process, which is a GPU. They are bytes of tensors that stay: tests/scripts/test_grpo.py compares them
-with those of a run. Activations, gathered layers and CUDA's own memory are not counted. Nor is, on a GPU without FSDP2 and
-LoRA, the bfloat16 copy of a trained model's weights that autocast keeps during each forward, 2 bytes per parameter. What the
-parts leave free is for all these; --micro-batch-tokens bounds the activations.
+All numbers are GiB per process, which is a GPU. They are bytes of tensors that stay:
+tests/scripts/test_grpo.py compares them with those of a run. Activations, gathered layers and CUDA's own
+memory are not counted. Nor is, on a GPU without FSDP2 and LoRA, the bfloat16 copy of a trained model's
+weights that autocast keeps during each forward, 2 bytes per parameter. What the parts leave free is for all
+these; --micro-batch-tokens bounds the activations.
 """
 
 import os
@@ -35,7 +36,8 @@ def n_shards() -> int:
 
 
 def trained_gib(path: str, args, auto_class=None) -> float:
-    """Returns weights, gradients and optimizer state, as `lora_r`, `load_in_4bit` and `optim` of `args` make them.
+    """Returns weights, gradients and optimizer state, as `lora_r`, `load_in_4bit` and `optim` of `args` make
+    them.
 
     With LoRA: those of the adapter, and the frozen weights. `auto_class`: None is a causal language model.
     """
@@ -86,7 +88,8 @@ def card_gib() -> float:
 
 
 def scorers_gib(args, **models: str) -> dict[str, float]:
-    """Returns {part: GiB} of those of `models` that are models, rather than nothing, a function or a judge."""
+    """Returns {part: GiB} of those of `models` that are models, rather than nothing, a function or a
+    judge."""
     parts = {}
     for part, model in models.items():
         if model and ".py:" not in model and not model.startswith("judge:"):
@@ -106,7 +109,8 @@ def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
 
 
 def rl_gib(args, rewards: list[str], use_vllm: bool, has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: the names in --rewards."""
+    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: the names in
+    --rewards."""
     parts = policies_gib(args, use_vllm, has_reference)
     if "preference" in rewards:
         parts |= scorers_gib(args, reward_model=args.reward_model)
@@ -126,7 +130,8 @@ def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
 
 
 def check_memory(parts: dict[str, float], args, at_once: bool = True) -> str:
-    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a time."""
+    """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a
+    time."""
     listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())
     if not torch.cuda.is_available():
         return f"GiB a process, without activations: {listed}"

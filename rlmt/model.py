@@ -56,8 +56,9 @@ class Learner(NamedTuple):
 def start_accelerator(dtype: str = "auto") -> Accelerator:
     """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
 
-    `dtype`: that of forwards, see utils.compute_dtype. Gradients are added up over processes in float32. FSDP2 would
-    add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities off by a nat.
+    `dtype`: that of forwards, see utils.compute_dtype. Gradients are added up over processes in float32.
+    FSDP2 would add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities
+    off by a nat.
     """
     on_gpu = torch.cuda.is_available()
     precision_dtype = compute_dtype(dtype)
@@ -78,7 +79,8 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, mixed_precision_policy=precision, cpu_ram_efficient_loading=True
         )
-        # transformers reads it too, and would leave a reward model, which is not sharded, empty on other ranks
+        # transformers reads it too, and would leave a reward model, which is not sharded, empty on other
+        # ranks
         os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     return Accelerator(
         cpu=not on_gpu,
@@ -165,7 +167,8 @@ def check_context(path: str, n_tokens: int, flags: str) -> None:
 def load_policy_tokenizer(
     args, n_tokens: int = 0, flags: str = "--max-prompt-tokens and --max-completion-tokens"
 ) -> Tokenizer:
-    """Loads the tokenizer of `args.model` and prepares it for `args.think_format`; exits with 2 if that cannot be.
+    """Loads the tokenizer of `args.model` and prepares it for `args.think_format`; exits with 2 if that
+    cannot be.
 
     Checks that the model's context holds `n_tokens`, which `flags` allow; 0: those of prompt and completion.
     """
@@ -193,8 +196,9 @@ def load_trained(
     """Loads a model to train: a causal language model, or another that `auto_class` makes.
 
     All weights are trained, or with LoRA an adapter. A resumed run takes them from the checkpoint `folder`.
-    `task_type`: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have one
-    output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a critic, else random.
+    `task_type`: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have
+    one output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a critic, else
+    random.
     """
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
     if args.lora_r:  # but for the adapter and a head nothing learns
@@ -254,7 +258,8 @@ def load_learner(
 ) -> Learner:
     """Loads the policy at `path` to train, and makes its optimizer, both as the fields of `args` say.
 
-    A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the optimizer.
+    A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the
+    optimizer.
     """
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
     model = Policy(load_trained(path, args, folder), temperature)
@@ -283,7 +288,8 @@ def prepare_trained(
 ) -> Learner:
     """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
     model = to_device(accelerator, model, learns=True)
-    # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none before
+    # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none
+    # before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     options = {"lr": learning_rate, "betas": betas, "weight_decay": weight_decay}
     if optim == "adamw_8bit":
@@ -294,7 +300,8 @@ def prepare_trained(
 
 
 def _adamw_8bit(model: nn.Module, trained: list, options: dict) -> torch.optim.Optimizer:
-    """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers' Trainer."""
+    """Makes bitsandbytes' AdamW (2110.02861). Embeddings keep float32 moments, as in transformers'
+    Trainer."""
     from bitsandbytes.optim import AdamW8bit
 
     optimizer = AdamW8bit(trained, **options)
@@ -333,7 +340,8 @@ class Policy(nn.Module):
         return self.model.device
 
     def tie_weights(self) -> None:
-        """Makes embedding and LM head one weight, if they are; accelerate calls it before and after sharding."""
+        """Makes embedding and LM head one weight, if they are; accelerate calls it before and after
+        sharding."""
         self.model.tie_weights()
 
     def generate(self, **options) -> torch.Tensor:
@@ -412,10 +420,10 @@ class Policy(nn.Module):
 def reference_dtype(dtype: str = "auto") -> str:
     """Returns the dtype of the reference's weights, where `--dtype` is `dtype`.
 
-    That is bfloat16 under FSDP2 that computes in it, as FSDP2 rounds the policy's weights to it for each forward.
-    Without FSDP2 forwards are autocast, the reference's too: norms and the sum of the layers stay in float32. So
-    do the weights. A bfloat16 reference would be 0.05 nat a token from a policy that has learned nothing
-    (docs/gpu.md).
+    That is bfloat16 under FSDP2 that computes in it, as FSDP2 rounds the policy's weights to it for each
+    forward. Without FSDP2 forwards are autocast, the reference's too: norms and the sum of the layers stay in
+    float32. So do the weights. A bfloat16 reference would be 0.05 nat a token from a policy that has learned
+    nothing (docs/gpu.md).
     """
     return compute_dtype(dtype) if is_sharded_launch() else "float32"
 
@@ -471,9 +479,9 @@ def micro_batches(
 ) -> list[list]:
     """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
-    Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes get
-    equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `lengths` counts the
-    tokens of a row's two parts.
+    Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes
+    get equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `lengths`
+    counts the tokens of a row's two parts.
     """
     longest_first = sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
     n_batches = len(_chunks(longest_first, max_tokens, lengths))
@@ -560,7 +568,8 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
 def set_old_logprobs(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first update."""
+    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first
+    update."""
     set_reference_logprobs(
         model, model, completions, max_tokens, pad_token_id, accelerator, field="old_logprobs"
     )
@@ -621,7 +630,8 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
 
 
 def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
-    """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated importance)."""
+    """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated
+    importance)."""
     return (logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 

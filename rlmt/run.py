@@ -1,4 +1,5 @@
-"""A run: its arguments, its folder, its log, and what surrounds its steps. Nothing is overwritten unless the user asks for it.
+"""A run: its arguments, its folder, its log, and what surrounds its steps. Nothing is overwritten unless the
+user asks for it.
 
     start = check_run(args, "grpo", args.model, constants(globals()))    # may it have its folder? writes nothing
     run = resume(start_run(start), args, accelerator)                    # makes the folder, finds the last checkpoint
@@ -11,8 +12,8 @@
     save_model(run.folder / "model", learners["model"].model, tokenizer, accelerator)
     finish_run(run.folder, {"steps": args.steps})
 
-No random state is stored: rows, sampling and micro-batches of a step follow from (seed, step), so a resumed run repeats an
-unbroken one to the bit. All processes call these functions together.
+No random state is stored: rows, sampling and micro-batches of a step follow from (seed, step), so a resumed
+run repeats an unbroken one to the bit. All processes call these functions together.
 """
 
 import contextlib
@@ -60,8 +61,8 @@ class RunArgs:
     preset: str = ""
     """A name from PRESETS; flags override it."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja file.
-    With a Zero format also a text file, the instruction before the prompt."""
+    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja
+    file. With a Zero format also a text file, the instruction before the prompt."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU, padding included. Bounds the memory of activations."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -70,7 +71,8 @@ class RunArgs:
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora_r: int = 0
-    """LoRA rank of what is trained; 0 trains all weights. With LoRA the reference is the model without its adapter."""
+    """LoRA rank of what is trained; 0 trains all weights. With LoRA the reference is the model without its
+    adapter."""
     load_in_4bit: bool = False
     """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
     optim: Literal["adamw", "adamw_8bit"] = "adamw"
@@ -80,10 +82,11 @@ class RunArgs:
     keep_checkpoints: int = 2
     """Checkpoints kept; 0 keeps all."""
     stall_minutes: float = 60.0
-    """A run that hangs for so long ends, with the stacks of its threads in stacks-rank<k>.txt. It does not count
-    while a judge or a simulator is asked."""
+    """A run that hangs for so long ends, with the stacks of its threads in stacks-rank<k>.txt. It does not
+    count while a judge or a simulator is asked."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
-    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run there."""
+    """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run
+    there."""
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
@@ -105,8 +108,9 @@ class RolloutArgs(RunArgs):
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves."""
     key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or HOST:PORT.
-    Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others no key."""
+    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
+    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
+    no key."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens read and written by a judge or a simulator."""
 
@@ -124,10 +128,11 @@ class RLArgs(RolloutArgs):
     budget: float = 0.0
     """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
     gold: str = ""
-    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training completion
-    and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training
+    completion and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
     gold_prompts: str = ""
-    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl, best_by_gold/)."""
+    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl,
+    best_by_gold/)."""
 
 
 AT_LEAST_ONE = (
@@ -284,9 +289,9 @@ class Start(NamedTuple):
 def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
     """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
 
-    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so the
-    same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set, or
-    `args.resume` with equal arguments (except FREE) and constants.
+    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so
+    the same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set,
+    or `args.resume` with equal arguments (except FREE) and constants.
     A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -364,7 +369,8 @@ def constants(namespace: dict) -> dict:
 
 
 def read_arguments(folder: Path) -> dict:
-    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of the run."""
+    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of
+    the run."""
     path = folder / "config.json"
     if not path.exists():
         path = folder.parent / "config.json"
@@ -549,7 +555,8 @@ def cut_log(path: Path, last_step: int) -> None:
 
 
 def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
-    """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws differently."""
+    """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws
+    differently."""
     number = (seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index
     set_seed(number % 2**32)  # NumPy takes no more than 32 bits
 
@@ -687,7 +694,8 @@ class Training:
             self.run.accelerator.print(f"{self.end_reason}; the run ends here")
 
     def _save(self, step: int) -> None:
-        # measured before it is saved: a run that is killed between the two repeats this step, and measures again
+        # measured before it is saved: a run that is killed between the two repeats this step, and measures
+        # again
         faulthandler.cancel_dump_traceback_later()  # a judge of --gold, or 100 GB on a slow disk, may take long
         accelerator = self.run.accelerator
         if self.measure and self.measure(step):
@@ -719,9 +727,11 @@ class Training:
         print(f"step {step}/{self.n_steps}", *shown, sep="  ", flush=True)
 
     def _expect_progress(self) -> None:
-        """Ends the process with the stacks of its threads, unless this is called again within --stall-minutes.
+        """Ends the process with the stacks of its threads, unless this is called again within
+        --stall-minutes.
 
-        The timer is a thread without the GIL, so it also ends a process whose GIL is held. A debugger may take longer.
+        The timer is a thread without the GIL, so it also ends a process whose GIL is held. A debugger may
+        take longer.
         """
         if sys.gettrace() is None:
             faulthandler.dump_traceback_later(60 * self.run.args.stall_minutes, exit=True, file=self.stacks)
@@ -779,9 +789,9 @@ def training(
         n_steps: the run's length, steps of an earlier start included.
         columns: {title on the screen: key of the metrics}.
         sampler: of a loop that generates; a run that was stopped closes it.
-        options: `checks`, functions of (step, metrics, completions) that raise an error, or return a reason to end
-            the run after this step; and `measure`, a function of the step (0 before the first) that measures held-out
-            prompts before each checkpoint and tells whether the model is the best so far.
+        options: `checks`, functions of (step, metrics, completions) that raise an error, or return a reason
+            to end the run after this step; and `measure`, a function of the step (0 before the first) that
+            measures held-out prompts before each checkpoint and tells whether the model is the best so far.
     """
     _hold_process_group()
     train = Training(run, learners, tokenizer, n_steps, columns, **options)
@@ -807,8 +817,9 @@ def training(
 def start_tracker(report_to: str, run: Path, first_step: int):
     """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
 
-    Returns None for "none", and on all but the main process. A resume may log steps a second time: TensorBoard
-    then drops the first ones, W&B the second ones, and Trackio has both. They are equal where resuming is exact.
+    Returns None for "none", and on all but the main process. A resume may log steps a second time:
+    TensorBoard then drops the first ones, W&B the second ones, and Trackio has both. They are equal where
+    resuming is exact.
     """
     if report_to == "none" or not PartialState().is_main_process:
         return None
@@ -838,8 +849,8 @@ _HELD_GROUPS = []
 def _hold_process_group() -> None:
     """Keeps the process group until the process ends.
 
-    Otherwise a DDP model is the last to hold it. It frees it under the GIL and waits for gloo's thread, which may
-    itself wait for the GIL: one exit in some dozens hung.
+    Otherwise a DDP model is the last to hold it. It frees it under the GIL and waits for gloo's thread, which
+    may itself wait for the GIL: one exit in some dozens hung.
     """
     if torch.distributed.is_initialized():
         _HELD_GROUPS.append(torch.distributed.group.WORLD)
@@ -863,7 +874,8 @@ def write_summary(run: Path, summary: dict) -> None:
 
 
 def finish_run(run: Path, summary: dict, sampler=None) -> None:
-    """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process group."""
+    """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process
+    group."""
     write_summary(run, summary)
     PartialState().wait_for_everyone()
     leave(sampler)

@@ -8,8 +8,8 @@
     sampler.close()                                       # GPU memory for another model
 
 Training loops hand over the policy's weights before every rollout; vLLM's engine in this process samples, or
-transformers' generate. DPO rounds and evaluations call `generate`, which seeds every prompt of a saved model; a server
-of vLLM samples, or transformers' generate in this process.
+transformers' generate. DPO rounds and evaluations call `generate`, which seeds every prompt of a saved model;
+a server of vLLM samples, or transformers' generate in this process.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlmt.model import Policy, is_sharded_launch, load_weights
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
 
-# Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5 in
-# float32 (docs/gpu.md); other weights make tenths or more.
+# Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
+# in float32 (docs/gpu.md); other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking budget has cut in two
 
@@ -131,7 +131,8 @@ class Completion:
 
 
 def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that end a turn: the `stop_ids` of rlmt/chat.py and benchmarks/shipped.py, or EOS alone."""
+    """Returns the token ids that end a turn: the `stop_ids` of rlmt/chat.py and benchmarks/shipped.py, or EOS
+    alone."""
     return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
 
 
@@ -168,10 +169,12 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Says where in a completion thinking must be closed, how to tell whether it is open, and what closes it."""
+    """Says where in a completion thinking must be closed, how to tell whether it is open, and what closes
+    it."""
 
     close_at: int
-    """Tokens of the completion after which thinking is closed: the budget, and the tag that opens the thinking."""
+    """Tokens of the completion after which thinking is closed: the budget, and the tag that opens the
+    thinking."""
     opening_tag: str
     """A turn with thinking begins with this text."""
     closed_pattern: str
@@ -184,8 +187,8 @@ class ThinkingBudget:
     def closing_after(self, ids: list[int], tokenizer) -> list[int]:
         """Returns the token ids that must follow the first `close_at` ids of a completion.
 
-        They are [] if its thinking is closed by then, or if it has none. If the model has begun to close it, they
-        are the rest of the closing tokens.
+        They are [] if its thinking is closed by then, or if it has none. If the model has begun to close it,
+        they are the rest of the closing tokens.
         """
         written = ids[: self.close_at]
         turn = self.from_template + tokenizer.decode(written, skip_special_tokens=False)
@@ -239,7 +242,8 @@ class Transformers:
     def complete(
         self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
     ) -> Iterator[tuple[int, list[int], None, bool]]:
-        """Samples one batch, by the seed of its first prompt; yields what Engine.complete does, without log-probabilities."""
+        """Samples one batch, by the seed of its first prompt; yields what Engine.complete does, without
+        log-probabilities."""
         if seeds:
             torch.manual_seed(next(iter(seeds.values())))
         rows = {"input_ids": list(prompts.values())}
@@ -318,8 +322,8 @@ class Sampler:
     ) -> Iterator[tuple[int, Sample]]:
         """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
 
-        `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample. None:
-        samples follow from torch's generator.
+        `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample.
+        None: samples follow from torch's generator.
         """
         for places in self._batches(prompts, done):
             batch_seeds = {}
@@ -377,9 +381,11 @@ class Sampler:
         self.backend.update(trained)
 
     def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
-        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's weights.
+        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's
+        weights.
 
-        They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a step.
+        They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a
+        step.
         """
         gap = metrics["sampling/logprob_gap"]
         # top-p sampling raises every sampled token's log-probability by up to -log(p)
@@ -415,7 +421,8 @@ def policy_sampler(
     sleeps: bool = False,
     top_p: float = 1.0,
 ) -> Sampler:
-    """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and rlmt.vllm.Engine."""
+    """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and
+    rlmt.vllm.Engine."""
     stop = THINK_FORMATS[args.think_format].stop
     sampling = Sampling(args.temperature, max_tokens, top_p, stop)
     if use_vllm:
@@ -446,7 +453,8 @@ def saved_sampler(
     tensor_parallel: int = 1,
     data_parallel: int = 1,
 ) -> Iterator[Sampler]:
-    """Gives the sampler of a saved model: a server of vLLM, or transformers in this process; frees the model at the end.
+    """Gives the sampler of a saved model: a server of vLLM, or transformers in this process; frees the model
+    at the end.
 
     Args:
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
@@ -480,7 +488,8 @@ def generate(
     done: Set[int] = frozenset(),
     **options,
 ) -> Iterator[tuple[int, Sample]]:
-    """Yields (place, sample) as completions of `prompts` (token ids) by a saved model end; see `saved_sampler`.
+    """Yields (place, sample) as completions of `prompts` (token ids) by a saved model end; see
+    `saved_sampler`.
 
     Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
     completion.
@@ -525,7 +534,8 @@ def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> t
 def mini_batches(
     completions: list[Completion], n_parts: int, seed: tuple[int, ...]
 ) -> list[list[Completion]]:
-    """Splits this process's completions into the optimizer steps of one pass; at random if there are several."""
+    """Splits this process's completions into the optimizer steps of one pass; at random if there are
+    several."""
     if n_parts == 1:
         return [completions]
     order = np.random.default_rng(seed).permutation(len(completions))
@@ -557,7 +567,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
     }
     well_formed = [c for c in completions if c.status == "ok"]
     for name in completions[0].rewards:
-        # the proxy is of well-formed text alone; --on-bad-format says what a malformed completion is scored as
+        # the proxy is of well-formed text alone; --on-bad-format says what a malformed completion is scored
+        # as
         counted = well_formed if name == "preference" else completions
         known = [c.rewards[name] for c in counted if c.rewards[name] is not None]
         if known:

@@ -1,7 +1,8 @@
-"""Samples by vLLM: `Engine` in this process, `serve` as a server on this machine, `Server` from any server of vLLM.
+"""Samples by vLLM: `Engine` in this process, `serve` as a server on this machine, `Server` from any server of
+vLLM.
 
-Training loops have an engine in their own process, where it can copy the policy's weights. Saved models are sampled
-by a server, in DPO rounds, evaluations and as local judges: when it ends, all its GPU memory is free.
+Training loops have an engine in their own process, where it can copy the policy's weights. Saved models are
+sampled by a server, in DPO rounds, evaluations and as local judges: when it ends, all its GPU memory is free.
 
     python -m rlmt.vllm --model FOLDER    # a server for several commands: prints its URL, for their --model-url
 """
@@ -101,8 +102,8 @@ class Engine:
     ) -> Iterator[tuple[int, list[int], list[float], bool]]:
         """Yields (place, token ids, log-probabilities, finished) as completions end.
 
-        `prompts`: token ids by place. `seeds`: by place, or empty. `finished` is False if the token limit cut the
-        completion off.
+        `prompts`: token ids by place. `seeds`: by place, or empty. `finished` is False if the token limit cut
+        the completion off.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -132,7 +133,8 @@ class Engine:
         if DEVICE == "cuda":
             self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
         else:  # linear layers on a CPU keep packed weights, which load_weights alone does not renew
-            # reload_weights warns of layers without weights: rotary embeddings, and the tied LM head (renewed below)
+            # reload_weights warns of layers without weights: rotary embeddings, and the tied LM head (renewed
+            # below)
             logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(_pack_tied_head)
@@ -163,17 +165,19 @@ def _pack_tied_head(model: torch.nn.Module) -> None:
 
 # --- 2. a server, for a saved model
 
-# when its input ends, as this process has ended or wants the server gone, it kills the server and all of its processes
+# when its input ends, as this process has ended or wants the server gone, it kills the server and all of its
+# processes
 KEEPER = 'read -r _; kill -s KILL -- "-$0"'
 MAX_RETRIES = 6  # of a request; openai waits half a second, then twice as long each time, at most 8 seconds
 SECONDS_TO_END = 20  # for a server to end by itself; then its keeper kills it
 
 
 def choose_gpus(tensor_parallel: int, data_parallel: int) -> tuple[int, list[str]]:
-    """Returns how many engines a server gets, and its GPUs, as CUDA_VISIBLE_DEVICES names them; none on a CPU.
+    """Returns how many engines a server gets, and its GPUs, as CUDA_VISIBLE_DEVICES names them; none on a
+    CPU.
 
-    `data_parallel`: engines at most; 0: as many as there are GPUs for, or 1 on a CPU. In an accelerated launch each
-    process leaves the first GPUs to the processes before it. vLLM says if there are too few.
+    `data_parallel`: engines at most; 0: as many as there are GPUs for, or 1 on a CPU. In an accelerated
+    launch each process leaves the first GPUs to the processes before it. vLLM says if there are too few.
     """
     if not torch.cuda.is_available():
         return data_parallel or 1, []
@@ -198,8 +202,8 @@ def serve(
 ) -> Iterator[str]:
     """Starts a server of a saved model on this machine, yields its URL when it answers, and ends it at exit.
 
-    The server ends with this process, also after kill -9. If it ends by itself, the run does so too, by one line and
-    with code 2.
+    The server ends with this process, also after kill -9. If it ends by itself, the run does so too, by one
+    line and with code 2.
 
     Args:
         log: file for what the server prints.
@@ -271,7 +275,8 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
 
 
 def _end_run_with(server: subprocess.Popen, is_wanted: threading.Event, model: str, log: Path) -> None:
-    """Ends this process when a server ends that is still wanted: whatever waits for its replies would wait in vain."""
+    """Ends this process when a server ends that is still wanted: whatever waits for its replies would wait in
+    vain."""
     code = server.wait()
     if not is_wanted.is_set():
         return
@@ -289,7 +294,8 @@ def _end_run_with(server: subprocess.Popen, is_wanted: threading.Event, model: s
 
 @dataclass
 class Server:
-    """Samples from a vLLM server, of `serve` or somebody else's, by token ids. It must serve `model` by that name.
+    """Samples from a vLLM server, of `serve` or somebody else's, by token ids. It must serve `model` by that
+    name.
 
     Requests that fail for a while are sent again; one that is refused or stays without a reply exits with 2.
     """

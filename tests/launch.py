@@ -1,8 +1,9 @@
-"""Scripts in processes that are forked from one which has the libraries already, and `accelerate launch` of two such.
+"""Scripts in processes that are forked from one which has the libraries already, and `accelerate launch` of
+two such.
 
-A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script itself. Two of
-a launch are joined by torch.distributed as torchrun joins them; the launcher itself is tried in
-tests/scripts/test_two_processes.py.
+A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script
+itself. Two of a launch are joined by torch.distributed as torchrun joins them; the launcher itself is tried
+in tests/scripts/test_two_processes.py.
 """
 
 import multiprocessing
@@ -35,7 +36,8 @@ ENVIRONMENT = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def start_fork_server() -> None:
-    """Starts the process that others are forked from, unless it runs. Its environment is the one that pytest began with."""
+    """Starts the process that others are forked from, unless it runs. Its environment is the one that pytest
+    began with."""
     forkserver.set_forkserver_preload(LIBRARIES)
     before = dict(os.environ)
     os.environ.clear()
@@ -57,7 +59,8 @@ def run_script(words: list[str], environment: dict[str, str], output: str) -> No
 
 
 def started(words: list, output: Path, environment: dict[str, str] | None = None) -> BaseProcess:
-    """Starts `python script.py arguments ...` in a forked process, which writes to the end of the file `output`."""
+    """Starts `python script.py arguments ...` in a forked process, which writes to the end of the file
+    `output`."""
     output.touch()
     start_fork_server()
     arguments = ([str(word) for word in words], environment or {}, str(output))
@@ -67,7 +70,8 @@ def started(words: list, output: Path, environment: dict[str, str] | None = None
 
 
 def read_launch(command: list[str]) -> tuple[Namespace, dict[str, str]]:
-    """Reads `python -m accelerate.commands.launch ...` of two processes; returns its arguments, and what it tells both."""
+    """Reads `python -m accelerate.commands.launch ...` of two processes; returns its arguments, and what it
+    tells both."""
     words = command[command.index(ACCELERATE[1]) + 1 :]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     environment = prepare_multi_gpu_env(args)
@@ -76,7 +80,8 @@ def read_launch(command: list[str]) -> tuple[Namespace, dict[str, str]]:
 
 
 def started_ranks(command: list, output: Path) -> list[BaseProcess]:
-    """Starts the processes of `python -m accelerate.commands.launch ...`; all write to the end of the file `output`."""
+    """Starts the processes of `python -m accelerate.commands.launch ...`; all write to the end of the file
+    `output`."""
     args, environment = read_launch([str(word) for word in command])
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": args.master_port, "LOCAL_WORLD_SIZE": "2"}
     script = [args.training_script, *args.training_script_args]
@@ -88,7 +93,8 @@ def started_ranks(command: list, output: Path) -> list[BaseProcess]:
 
 
 def finished(command: list[str]) -> str:
-    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of one ends both."""
+    """Runs `python -m accelerate.commands.launch ...` of two processes; returns their output. A failure of
+    one ends both."""
     with tempfile.NamedTemporaryFile("r") as output:
         processes = started_ranks(command, Path(output.name))
         running = {process.sentinel: process for process in processes}

@@ -12,7 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def print_memory(*_) -> None:
-    # "used" is asked of the driver: torch counts the memory of an engine also while it sleeps and has given it back
+    # "used" is asked of the driver: torch counts the memory of an engine also while it sleeps and has given
+    # it back
     free, total = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()
     print(f"held {held / 2**30:.3f} GiB, used {(total - free) / 2**30:.3f} GiB", flush=True)

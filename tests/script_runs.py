@@ -31,7 +31,8 @@ def write_prompts(path: Path, n: int) -> Path:
 
 @contextlib.contextmanager
 def new_accelerator():
-    """Lets a script start an accelerator of its own dtype; the tests around it have theirs again behind it."""
+    """Lets a script start an accelerator of its own dtype; the tests around it have theirs again behind
+    it."""
     states = [state._shared_state for state in (AcceleratorState, PartialState, GradientState)]
     before = [dict(state) for state in states]
     for state in states:
@@ -53,7 +54,8 @@ def in_this_process():
 
 
 def run_here(command: list[str]) -> None:
-    """Runs a command [python, script.py, flags ...] in this process: a start of its own takes ten seconds of CPU time."""
+    """Runs a command [python, script.py, flags ...] in this process: a start of its own takes ten seconds of
+    CPU time."""
     with in_this_process(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", command[1:])
         runpy.run_path(command[1], run_name="__main__")
@@ -68,7 +70,8 @@ def run_vllm_here(command: list[str]) -> None:
 
 
 def forget_vllm() -> None:
-    """Frees the vLLM engines of this process, and removes the variables of a distributed launch that they set."""
+    """Frees the vLLM engines of this process, and removes the variables of a distributed launch that they
+    set."""
     from vllm.distributed import cleanup_dist_env_and_memory
 
     gc.unfreeze()

@@ -1,4 +1,5 @@
-"""What the toy tasks share: stable splits, rows of three splits, and files that only an equal one replaces."""
+"""What the toy tasks share: stable splits, rows of three splits, and files that only an equal one
+replaces."""
 
 import hashlib
 import json

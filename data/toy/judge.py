@@ -9,8 +9,8 @@ to it, and exits with the command's code.
 
 It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
 `judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the
-traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong. These
-are always the same ones, so that asking again does not help.
+traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong.
+These are always the same ones, so that asking again does not help.
 
 A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
@@ -79,7 +79,8 @@ def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
 
 
 def reply(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark`, or a comparison of plans, asks for.
+    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark`, or a comparison of plans, asks
+    for.
 
     Any other prompt raises an error.
     """
@@ -117,7 +118,8 @@ TRAITS = {  # name in data/toy/traits.json: what a plan has more of if it shows 
 
 
 def compare(plans: tuple[str, str], names: list[str], wrong: float) -> list[str]:
-    """Returns for each trait which plan shows it more: "1", "2" or "same"; a share `wrong` of it is not true."""
+    """Returns for each trait which plan shows it more: "1", "2" or "same"; a share `wrong` of it is not
+    true."""
     said = []
     for name in names:
         first, second = (len(re.findall(TRAITS[name], plan)) for plan in plans)

@@ -56,7 +56,8 @@ RATING_WEIGHT = 3  # of the ratings' loss, against 1 for Bradley-Terry
 @dataclass
 class Args:
     what: tyro.conf.Positional[Literal["base", "reward", "tags"]]
-    """Which of the two models to train; tags: only add words for the tags of utils.THINK_FORMATS to `base`."""
+    """Which of the two models to train; tags: only add words for the tags of utils.THINK_FORMATS to
+    `base`."""
     out: Path = Path("data/toy/base")
     """Folder for the model."""
     base: Path = Path("data/toy/base")

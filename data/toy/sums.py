@@ -4,8 +4,8 @@
 
 A network that answers at once has to add up in its head; one that thinks subtracts dish by dish. The teacher
 of the traces gets a share of its sums wrong, in the thinking and so in the response. Prompts and tasks have
-the field `answer`, which the reward `math` reads. `judge` is the gold measure of eval_wildbench.py. Words, dishes
-and prices are those of the toy world.
+the field `answer`, which the reward `math` reads. `judge` is the gold measure of eval_wildbench.py. Words,
+dishes and prices are those of the toy world.
 """
 
 import random

@@ -315,7 +315,8 @@ def utility(order: Order, response: str) -> float:
 
 
 def liking(passed: dict[str, bool], response: str) -> float:
-    """Returns the sum of the weights of the checks that are passed, without `brief`, plus 0.3 for flattery."""
+    """Returns the sum of the weights of the checks that are passed, without `brief`, plus 0.3 for
+    flattery."""
     return points({name: passed[name] for name in ASPECTS}) + 0.3 * flatters(response)
 
 

@@ -1,5 +1,5 @@
-"""benchmarks/ and eval_benchmarks.py: agreement with the published scores (read from ../shared/data if it is there),
-and what becomes of malformed replies, rows and files. IFEval and IFBench are in test_ifbench.py.
+"""benchmarks/ and eval_benchmarks.py: agreement with the published scores (read from ../shared/data if it is
+there), and what becomes of malformed replies, rows and files. IFEval and IFBench are in test_ifbench.py.
 
 Run from the repository root: `pytest tests/benchmarks/test_benchmarks.py`.
 """
@@ -114,7 +114,8 @@ def test_popqa(tmp_path, capsys):
         out["accuracy_paper"], (0.8 + 1 + 1) / 5
     )
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
-    # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same for ones
+    # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same
+    # for ones
     assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
     assert "question 'Q3' fits several tasks" in refused(
         capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path
@@ -569,7 +570,8 @@ def test_generate_and_score(run, tmp_path):
 
 
 def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
-    """Positions are the ids of the tasks, so a data set whose order changes has the same ids for other prompts."""
+    """Positions are the ids of the tasks, so a data set whose order changes has the same ids for other
+    prompts."""
     data = tmp_path / "data"
     data.mkdir()
     questions = [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)]

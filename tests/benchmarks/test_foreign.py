@@ -1,4 +1,5 @@
-"""Models that were trained elsewhere are evaluated as they ship: their chat template, ends of turn and way of thinking.
+"""Models that were trained elsewhere are evaluated as they ship: their chat template, ends of turn and way of
+thinking.
 
 The chat templates are the families' own texts, as the installed TRL keeps them byte by byte. Tokenizers and
 models are tiny ones, built here, with the tokens that those templates write.
@@ -348,7 +349,8 @@ def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
 
 
 def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
-    """It opens the thinking and drops it from earlier turns: training refuses that, evaluation does as told."""
+    """It opens the thinking and drops it from earlier turns: training refuses that, evaluation does as
+    told."""
     tokenizer = load("qwen25_instruct")
     templates.prepare_tokenizer(tokenizer, "think")
     model = checkpoint(tmp_path / "model", tokenizer, "think")
@@ -365,8 +367,8 @@ def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
     assert utils.split_thinking(shared.whole_turn(args, "z", False), "think", False) == ("z", "", "truncated")
 
 
-# A reconstruction: it instructs like the templates of the paper's authors for Zero models, in other words. As theirs,
-# it writes nothing after the assistant's words, so no token of it ends a turn.
+# A reconstruction: it instructs like the templates of the paper's authors for Zero models, in other words. As
+# theirs, it writes nothing after the assistant's words, so no token of it ends a turn.
 LIKE_THE_AUTHORS = """{{- bos_token }}
 {{- "Plan within <think> </think> tags, then respond within <response> </response> tags.\\n\\n" }}
 {%- for message in messages %}

@@ -1,7 +1,9 @@
-"""IFEval and IFBench: the published results, every checker of IFBench by hand, tasks and data that do not fit.
+"""IFEval and IFBench: the published results, every checker of IFBench by hand, tasks and data that do not
+fit.
 
-Run from the repository root: `pytest tests/benchmarks/test_ifbench.py`. The published results and NLTK's data are read from
-../shared/data, where it is there; with NLTK data of your own the hand-made cases run without it.
+Run from the repository root: `pytest tests/benchmarks/test_ifbench.py`. The published results and NLTK's data
+are read from ../shared/data, where it is there; with NLTK data of your own the hand-made cases run without
+it.
 """
 
 import gzip

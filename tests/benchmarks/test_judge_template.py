@@ -1,6 +1,8 @@
-"""Judge templates by file: how they are read and filled in, those of the paper's authors, and runs that are judged by them.
+"""Judge templates by file: how they are read and filled in, those of the paper's authors, and runs that are
+judged by them.
 
-RLMT_REPOSITORY names a clone (or bare repository) of github.com/princeton-pli/RLMT; without it tests of its files are skipped.
+RLMT_REPOSITORY names a clone (or bare repository) of github.com/princeton-pli/RLMT; without it tests of its
+files are skipped.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if it is there),
-how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
+"""AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if
+it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
 
 import csv
 import gzip
@@ -434,7 +434,8 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
 
 @pytest.mark.parametrize("between", [" ", " \n\n"])
 def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(between, creative):
-    """Words are what white space separates: 3,600 words in paragraphs of 30 are 3,481 between single spaces."""
+    """Words are what white space separates: 3,600 words in paragraphs of 30 are 3,481 between single
+    spaces."""
     piece = between.join([" ".join(["w"] * 30)] * 120)
     task = creativewriting3.load_tasks(creative)[0]
     shown = {}

@@ -1,5 +1,5 @@
-"""eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and whole runs with simulators
-that misbehave over real HTTP and with the toy base model."""
+"""eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and whole runs
+with simulators that misbehave over real HTTP and with the toy base model."""
 
 import csv
 import json
@@ -40,7 +40,8 @@ def rescore(path: str, tmp_path: Path, **flags) -> dict:
 
 
 def test_the_published_scores(tmp_path):
-    """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool wrote."""
+    """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool
+    wrote."""
     for expected in csv.DictReader(open(shared("expected.csv"))):
         path = str(shared(f"{expected['simulator']}_simulator__{expected['model']}.jsonl.gz"))
         out = rescore(path, tmp_path)
@@ -127,7 +128,8 @@ MARKS = dict(zip(sentient.CAPABILITIES, (1, 2, 3, 4, 5), strict=True))
 
 
 def judge(text: str, n: int) -> str:
-    """The first reply to each prompt is unreadable. It never understands what Cid said, and miscounts Dan's replies."""
+    """The first reply to each prompt is unreadable. It never understands what Cid said, and miscounts Dan's
+    replies."""
     if n == 0 or "I am Cid" in text:
         return "Well."
     if "MINE" in text:
@@ -199,8 +201,8 @@ def test_the_toy_judge_knows_praise_a_reminder_and_a_dish(tmp_path):
 def behave(text: str, n: int):
     """Answers as the tested model, a planner and a speaker; `n` calls had this text before.
 
-    Each first call of a planner or speaker fails or is unreadable. Nobody can read what the planner says of Bob, nor
-    what the speaker of Eve says.
+    Each first call of a planner or speaker fails or is unreadable. Nobody can read what the planner says of
+    Bob, nor what the speaker of Eve says.
     """
     faults = [Fault("429"), Fault("500"), Fault("truncated JSON"), Fault("reset"), "Let me see."]
     fault = random.Random(text).choice(faults)
@@ -444,7 +446,8 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path, exits, 
 
 
 def test_a_model_gets_the_context_that_it_was_trained_in(tmp_path):
-    """Training with RLVER keeps earlier thinking in the context, SFT does not; a flag adds what no file says."""
+    """Training with RLVER keeps earlier thinking in the context, SFT does not; a flag adds what no file
+    says."""
     file = tmp_path / "think_format.json"
     file.write_text('{"think_format": "think", "keep_thinking": true}')
     args = eval_sentient.with_trained_context(eval_sentient.Args(model=str(tmp_path)))

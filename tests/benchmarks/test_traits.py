@@ -1,4 +1,5 @@
-"""Traits of planning: win rates by hand, malformed replies, and whole runs with an HTTP judge that counts words in plans."""
+"""Traits of planning: win rates by hand, malformed replies, and whole runs with an HTTP judge that counts
+words in plans."""
 
 import csv
 import json
@@ -94,7 +95,8 @@ TRAITS = [{"name": "a", "description": "A"}]
 
 
 def score(orders: list[tuple], max_invalid: float = 1.0) -> dict:
-    """The score of what the judge said with --generations' plan first, and second; None: nothing that can be read."""
+    """The score of what the judge said with --generations' plan first, and second; None: nothing that can be
+    read."""
     rows = []
     for i, pair in enumerate(orders):
         for model_is, choice in enumerate(pair, 1):
@@ -342,7 +344,8 @@ def test_the_prompts_can_be_given_as_files(serve, files, tmp_path, exits):
 
 
 def test_malformed_replies_are_asked_again_then_left_out(serve, files, tmp_path):
-    """Prompts get malformed replies to every request with the RL plan first; prompt 39 only the first time it is asked."""
+    """Prompts get malformed replies to every request with the RL plan first; prompt 39 only the first time it
+    is asked."""
 
     replies = MALFORMED + ["prose"] * 40
 

@@ -1,5 +1,5 @@
-"""WildBench: published scores from stored verdicts, rewards by hand, replies that hold no verdict, and whole runs with a
-real HTTP judge."""
+"""WildBench: published scores from stored verdicts, rewards by hand, replies that hold no verdict, and whole
+runs with a real HTTP judge."""
 
 import csv
 import json
@@ -48,7 +48,8 @@ def test_wb_score_and_length_are_the_published_ones(tmp_path):
 
 
 def test_wb_reward_of_all_published_verdict_counts():
-    """With the model on either side; the board keeps rows in its total that it puts under none of the five verdicts."""
+    """With the model on either side; the board keeps rows in its total that it puts under none of the five
+    verdicts."""
     choices = {
         "win_much": ("A++", "B++"),
         "win": ("A+", "B+"),
@@ -159,7 +160,8 @@ def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():
 
 
 def test_bootstrap_draws_the_values_of_a_task_together():
-    """Ten tasks, half of them always right: Binomial(10, 1/2) has 95 % from 2 to 8, however often a task was asked."""
+    """Ten tasks, half of them always right: Binomial(10, 1/2) has 95 % from 2 to 8, however often a task was
+    asked."""
     tasks = list(range(10))
     right = [task % 2 for task in tasks]
     assert scoring.bootstrap(right) == scoring.bootstrap(right * 4, tasks=tasks * 4) == (0.2, 0.8)
@@ -395,7 +397,8 @@ def test_the_paper_s_protocol_takes_the_first_reply(serve, tmp_path):
 
 
 def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
-    """The toy base model says nothing that a judge would say, so every verdict is invalid after its attempts."""
+    """The toy base model says nothing that a judge would say, so every verdict is invalid after its
+    attempts."""
     words = [*MODEL, "--limit", 3, "--out", tmp_path / "x"]
     words += ["--mode", "score", "--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
     evaluate(*words, "--generate-only")

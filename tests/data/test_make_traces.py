@@ -1,5 +1,5 @@
-"""data/make_traces.py against a real HTTP server on loopback: good, broken, refusing, cut-off and failing teachers, a kill in
-the middle, and its output read by data/prepare.py and train_sft_warmstart.py."""
+"""data/make_traces.py against a real HTTP server on loopback: good, broken, refusing, cut-off and failing
+teachers, a kill in the middle, and its output read by data/prepare.py and train_sft_warmstart.py."""
 
 import functools
 import json
@@ -47,7 +47,8 @@ def chat(*texts: str, system: str = "") -> list[dict]:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what always holds."""
+    """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what
+    always holds."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.setattr(
@@ -293,7 +294,8 @@ def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path, monkeypa
 
 
 def test_stops_at_the_shortest_part_of_the_file(world):
-    """Every third prompt gives nothing: 40 good traces are in the first 60 prompts, and nobody asks the 61st."""
+    """Every third prompt gives nothing: 40 good traces are in the first 60 prompts, and nobody asks the
+    61st."""
     server, run = world(
         [f"q{i}" for i in range(100)], lambda text, n: tagged("hm" if int(text[1:]) % 3 == 0 else PLAN)
     )
@@ -441,7 +443,8 @@ def test_bad_input(world, exits, tmp_path):
 
 
 def test_kill_at_a_third_and_resume(tmp_path, monkeypatch, capsys):
-    """After kill -9 and a torn line, --resume makes no answered call twice and writes the rows of an unbroken run."""
+    """After kill -9 and a torn line, --resume makes no answered call twice and writes the rows of an unbroken
+    run."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
     def behave(text: str, n: int):

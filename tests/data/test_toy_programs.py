@@ -1,4 +1,5 @@
-"""data/toy/programs.py: programs by hand, the teacher's slips, splits, the base model's new words; gold and the sandbox agree."""
+"""data/toy/programs.py: programs by hand, the teacher's slips, splits, the base model's new words; gold and
+the sandbox agree."""
 
 import json
 import random

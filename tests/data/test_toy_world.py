@@ -1,4 +1,5 @@
-"""The toy world: its gold checklist by hand, its teacher's stated slip rates, disjoint prompts, the published files."""
+"""The toy world: its gold checklist by hand, its teacher's stated slip rates, disjoint prompts, the published
+files."""
 
 import hashlib
 import itertools

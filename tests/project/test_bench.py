@@ -1,4 +1,5 @@
-"""The bench runs both sides of a comparison for real, at the size `tiny`, and both sides train on the same thing."""
+"""The bench runs both sides of a comparison for real, at the size `tiny`, and both sides train on the same
+thing."""
 
 import json
 import math
@@ -93,7 +94,8 @@ def test_real_model_and_prompts_take_the_place_of_random_ones(peers, work, tmp_p
     reward = AutoModelForSequenceClassification.from_pretrained(folder / "reward")
     body = policy.model.layers[0].mlp.up_proj.weight
     assert torch.equal(body, reward.model.layers[0].mlp.up_proj.weight)
-    # a token costs 10 operations a weight of the policy and 2 of the reward model, without the tables of embeddings
+    # a token costs 10 operations a weight of the policy and 2 of the reward model, without the tables of
+    # embeddings
     n_policy = sum(weight.numel() for weight in policy.model.layers.parameters())
     n_policy += policy.model.norm.weight.numel()
     n_reward = n_policy + reward.score.weight.numel()

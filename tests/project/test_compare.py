@@ -149,7 +149,8 @@ def test_what_is_not_measured_is_missing_and_never_zero(folder, table):
 
 
 def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
-    """By hand: the line is 0.8 + 0.23 * tokens, the residuals 0.2, -0.1, -0.4, 0.3, their variance 0.30 / (4 - 2)."""
+    """By hand: the line is 0.8 + 0.23 * tokens, the residuals 0.2, -0.1, -0.4, 0.3, their variance 0.30 / (4
+    - 2)."""
     golds = pd.Series([1.0, 3.0, 5.0, 8.0, np.nan])
     lengths = pd.Series([0.0, 10.0, 20.0, 30.0, 99.0])
     line = compare.compare_at_equal_length(golds, lengths)

@@ -129,7 +129,8 @@ FAMILIES = [
 
 
 def fails(function, *args):
-    """The function's value, or the message with which it ended the program with exit code 2. Anything else it raises passes on."""
+    """The function's value, or the message with which it ended the program with exit code 2. Anything else it
+    raises passes on."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -186,7 +187,8 @@ def test_splitting_anything(completion, think_format, finished):
 
 @pytest.fixture(scope="module")
 def tokenizers(tokenizer_folders):
-    """Prepared policies' tokenizers by (family, think format): every template of this repository, and the families' own."""
+    """Prepared policies' tokenizers by (family, think format): every template of this repository, and the
+    families' own."""
     found = {}
     for family in FAMILIES:
         for think_format in utils.THINK_FORMATS:
@@ -359,7 +361,8 @@ def test_preferences_of_a_first_token(choice):
 
 
 class Judge:
-    """An endpoint that gives the replies it was made with; `ask` of Endpoint needs a server, its parsing does not."""
+    """An endpoint that gives the replies it was made with; `ask` of Endpoint needs a server, its parsing does
+    not."""
 
     def __init__(self, replies):
         self.replies = replies
@@ -596,7 +599,8 @@ def test_logs_cut_anywhere(tmp_path_factory, rows, cut):
 
 @given(st.lists(text, min_size=1, max_size=3, unique=True), st.floats(0, 1))
 def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
-    """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole lines."""
+    """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole
+    lines."""
     store = tmp_path_factory.mktemp("store") / "s.jsonl"
     judge, again = (Endpoint("m", store, "http://localhost:1/v1", price=(1, 1)) for _ in range(2))
     for request, t in zip(ask_for(*texts), texts):
@@ -669,7 +673,8 @@ def test_advantages_by_their_definition(data, n, length, gamma, lam):
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=20), st.integers(1, 200)
 )
 def test_micro_batches_of_any_lengths(lengths, max_tokens):
-    """Each completion is in one micro-batch; none has more tokens than allowed, but for one completion alone."""
+    """Each completion is in one micro-batch; none has more tokens than allowed, but for one completion
+    alone."""
     completions = [SimpleNamespace(prompt_ids=[0] * a, ids=[0] * b) for a, b in lengths]
     batches = policy.micro_batches(completions, max_tokens)
     assert sorted(id(c) for batch in batches for c in batch) == sorted(map(id, completions))

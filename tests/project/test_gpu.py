@@ -1,7 +1,9 @@
-"""Tests what one card can show, by real commands in bfloat16: python -m pytest -m gpu -s tests/project/test_gpu.py
+"""Tests what one card can show, by real commands in bfloat16: python -m pytest -m gpu -s
+tests/project/test_gpu.py
 
-`make gpu-check` runs them; each prints the numbers that it measured. tests/conftest.py hides the card from all other tests,
-whose numbers are a CPU's. With GPU_TESTS_ON_CPU=1 in front of the command these tests run on a CPU, at toy size.
+`make gpu-check` runs them; each prints the numbers that it measured. tests/conftest.py hides the card from
+all other tests, whose numbers are a CPU's. With GPU_TESTS_ON_CPU=1 in front of the command these tests run on
+a CPU, at toy size.
 """
 
 import os
@@ -199,8 +201,8 @@ def test_a_real_model_trains_with_its_own_template(world, tmp_path, show):
 # --- kill -9 and --resume
 
 
-# SFT has the same rows on every machine; without Adam's moments a loss differs by 0.04, measured on a CPU. On a card two
-# runs of GRPO with one seed may sample other tokens, as sums are not added up in one order.
+# SFT has the same rows on every machine; without Adam's moments a loss differs by 0.04, measured on a CPU. On
+# a card two runs of GRPO with one seed may sample other tokens, as sums are not added up in one order.
 @pytest.mark.parametrize(
     "words, tolerance",
     [
@@ -230,7 +232,8 @@ def test_a_killed_run_goes_on_with_the_same_losses(words, tolerance, warm, tmp_p
         assert difference <= tolerance
 
 
-# --- FSDP2: with one process it rounds weights to bfloat16 once, where autocast rounds them for each operation
+# --- FSDP2: with one process it rounds weights to bfloat16 once, where autocast rounds them for each
+# operation
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -251,8 +254,8 @@ def test_sharded_training_has_the_same_first_step(words, processes, world, tmp_p
 # --- vLLM in the same process
 
 
-# The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap would stay
-# below its limit (docs/gpu.md).
+# The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
+# would stay below its limit (docs/gpu.md).
 @needs_vllm
 @pytest.mark.parametrize("flags", [["--learning-rate", 5e-3], ["--lora-r", 8, "--learning-rate", 5e-2]])
 def test_an_engine_gets_the_weights(flags, warm, tmp_path, show):
@@ -296,7 +299,8 @@ def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_pat
 
 @needs_vllm
 def test_seconds_of_a_step(random_models, tmp_path, show):
-    """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the trainer."""
+    """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the
+    trainer."""
     words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
     log = train(tmp_path / "run", *words)
     first, step = log.iloc[0], log.iloc[1]  # the first warms up

@@ -184,9 +184,11 @@ def bare_runs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def execute(monkeypatch, capsys):
-    """execute(number, folder) runs a notebook's code on the runs in `folder`; returns its variables and what it printed.
+    """execute(number, folder) runs a notebook's code on the runs in `folder`; returns its variables and what
+    it printed.
 
-    The cells run in this process, from the folder of the notebooks, as Jupyter runs them; that takes a tenth of a kernel's time.
+    The cells run in this process, from the folder of the notebooks, as Jupyter runs them; that takes a tenth
+    of a kernel's time.
     """
     monkeypatch.chdir(NOTEBOOKS[0].parent)
     monkeypatch.syspath_prepend("..")
@@ -232,7 +234,8 @@ def test_trace_reader(execute, full_runs, bare_runs):
 
 
 def test_biggest_jumps_are_those_of_held_out_prompts(execute, tmp_path):
-    """Of held-out prompts there is a gold alone; their jumps count, not those of the prompts that are trained on."""
+    """Of held-out prompts there is a gold alone; their jumps count, not those of the prompts that are trained
+    on."""
     rl_run(tmp_path / "rl", "some/reward-model", gold=True, steps=3)  # the reward of a rises, that of b falls
     golds = {"risen": (0.25, 0.75), "same": (0.5, 0.5), "fallen": (1.0, 0.625)}
     held_out = [

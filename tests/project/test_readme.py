@@ -183,7 +183,8 @@ def toy_commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def toy_world(tmp_path_factory) -> Path:
-    """Returns a folder that looks like the repository after `python -m data.toy.world` and `data.toy.users`."""
+    """Returns a folder that looks like the repository after `python -m data.toy.world` and
+    `data.toy.users`."""
     folder = tmp_path_factory.mktemp("repository")
     toy = folder / "data" / "toy"
     toy.mkdir(parents=True)

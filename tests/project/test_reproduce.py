@@ -58,7 +58,8 @@ def commands_of(file: str, **variables: str) -> list[list[str]]:
 
 
 def parse(words: list[str], monkeypatch):
-    """Parses a command as its script does; of a server and its command ("... -m data.toy.judge -- ...") the latter."""
+    """Parses a command as its script does; of a server and its command ("... -m data.toy.judge -- ...") the
+    latter."""
     words = words[words.index("--") + 1 :] if "--" in words else words
     if words[1] == "-m":
         name, flags = words[2], words[3:]

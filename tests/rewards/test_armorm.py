@@ -1,4 +1,5 @@
-"""examples/armorm.py: its scores on a tiny Llama with heads of the published names and shapes, against a loop."""
+"""examples/armorm.py: its scores on a tiny Llama with heads of the published names and shapes, against a
+loop."""
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ EXAMPLE = "examples/armorm.py:armorm"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, tokenizer_folders):
-    """A folder as the published one: weights of LlamaForRewardModelWithGating, a config that names foreign code."""
+    """A folder as the published one: weights of LlamaForRewardModelWithGating, a config that names foreign
+    code."""
     path = tmp_path_factory.mktemp("armorm")
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders["llama_instruct"])
@@ -52,7 +54,8 @@ def folder(tmp_path_factory, tokenizer_folders):
 
 @torch.no_grad()
 def naive(folder, ids: list[int], header: list[int]) -> float:
-    """Scores one conversation as the published code does: the gate reads the last place where `header` begins."""
+    """Scores one conversation as the published code does: the gate reads the last place where `header`
+    begins."""
     weights = load_file(folder / "model.safetensors")
     hidden = AutoModel.from_pretrained(folder)(torch.tensor([ids])).last_hidden_state[0]
     rewards = weights["regression_layer.weight"] @ hidden[-1]

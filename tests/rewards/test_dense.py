@@ -1,4 +1,5 @@
-"""Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its checkpoint."""
+"""Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its
+checkpoint."""
 
 import math
 from statistics import fmean

@@ -1,4 +1,5 @@
-"""rewards/judged.py in front of a real server, whose replies follow from what it is asked; a judge as gold; keys."""
+"""rewards/judged.py in front of a real server, whose replies follow from what it is asked; a judge as gold;
+keys."""
 
 import functools
 import json
@@ -155,7 +156,8 @@ def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path,
 
 
 def test_a_judge_as_gold(judge, tmp_path):
-    """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty response."""
+    """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty
+    response."""
     server = judge(lambda text: "none" if "tuna" in text else json.dumps({"mark": 8})).server
     measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
     messages = [[{"role": "user", "content": "Q"}]] * 3

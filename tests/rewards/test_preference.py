@@ -1,4 +1,5 @@
-"""Tests rewards/preference.py: its scores against one forward a row, truncation, control tokens, refused models."""
+"""Tests rewards/preference.py: its scores against one forward a row, truncation, control tokens, refused
+models."""
 
 import random
 import shutil

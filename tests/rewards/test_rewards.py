@@ -1,4 +1,5 @@
-"""rewards/: names and options, how rewards combine, and hand-worked values of the unsupervised and shaped ones."""
+"""rewards/: names and options, how rewards combine, and hand-worked values of the unsupervised and shaped
+ones."""
 
 import json
 import math
@@ -303,7 +304,8 @@ def held_out_rows(golds: list, proxy: float) -> list[dict]:
 
 
 def test_held_out_gold(tmp_path):
-    """Means over what is there. A policy that learns to come to an end: its cut-off completions had the higher gold."""
+    """Means over what is there. A policy that learns to come to an end: its cut-off completions had the
+    higher gold."""
     start = held_out_rows([1.0, 1.0, 0.2, 0.4], 1.0)
     start[0]["status"] = start[1]["status"] = "truncated"
     assert gold.log_held_out(tmp_path, 0, start)

@@ -1,4 +1,5 @@
-"""The sandbox, its starter and the reports of tests, attacked; and what limits are left with --unsafe-code."""
+"""The sandbox, its starter and the reports of tests, attacked; and what limits are left with
+--unsafe-code."""
 
 import os
 import signal

@@ -41,7 +41,8 @@ def tokenizer():
 
 @pytest.fixture
 def scorer(accelerator, tokenizer, tmp_path):
-    """scorer(**args): a Scorer with these arguments of train_grpo.py; functions of OWN_REWARDS are in own.py."""
+    """scorer(**args): a Scorer with these arguments of train_grpo.py; functions of OWN_REWARDS are in
+    own.py."""
     (tmp_path / "own.py").write_text(OWN_REWARDS)
     row = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")

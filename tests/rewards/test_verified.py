@@ -1,4 +1,5 @@
-"""rewards/verified.py: tricky equalities, programs that know the answer, instructions as in the evaluation."""
+"""rewards/verified.py: tricky equalities, programs that know the answer, instructions as in the
+evaluation."""
 
 import gzip
 import json
@@ -496,7 +497,8 @@ def test_a_response_without_a_letter_is_in_no_language(nltk_data):
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
-    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's own checkers."""
+    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's
+    own checkers."""
     asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
     deep = row("[" * 3000, **asked("detectable_format:json_format"))
     wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))

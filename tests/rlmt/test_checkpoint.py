@@ -126,7 +126,8 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(keep, kept, accelerator,
 
 @pytest.mark.parametrize("megabytes", [0.001, 1.0, 5.0])
 def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, accelerator, tokenizer, tmp_path):
-    """No file may become larger than that, which is what a full disk does to a write: tokenizer, weights, optimizer."""
+    """No file may become larger than that, which is what a full disk does to a write: tokenizer, weights,
+    optimizer."""
     learners = {"model": learner(accelerator)}
     train(learners["model"], 1)
     args = dataclasses.replace(ARGS, keep_checkpoints=1)

@@ -315,7 +315,8 @@ def test_budget_with_many_calls_at_once(serve, client, exits, usage):
 
 
 def test_budget_where_max_tokens_is_ignored(serve, client, exits):
-    """A call costs $50 instead of at most $5. Then calls count as $50; 100 + 50 > 120, also after a restart."""
+    """A call costs $50 instead of at most $5. Then calls count as $50; 100 + 50 > 120, also after a
+    restart."""
     server = serve(lambda text, n: text, usage=(10, 50))
     for _ in range(2):
         judge = client(server, budget=120, price=(0, 1e6), concurrency=1)
@@ -353,7 +354,8 @@ def test_a_store_of_a_judge_whose_url_changes(serve, client):
 
 
 def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
-    """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay here too."""
+    """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay
+    here too."""
     foreign = serve(lambda text, n: text)
     place = [("Location", f"{foreign.url}/chat/completions")]
     own = serve(lambda text, n: (307, b"", place) if text == "away" else text)
@@ -462,7 +464,8 @@ def test_thinking_that_nothing_announces_is_not_judged_as_a_part_of_the_answer(s
 
 
 def test_thinking_that_a_template_behind_the_endpoint_opened(serve, tmp_path):
-    """Nobody knows that template: what is cut off before a tag counts as thinking, what ends without one as an answer."""
+    """Nobody knows that template: what is cut off before a tag counts as thinking, what ends without one as
+    an answer."""
     texts = {"done": completion(" z </think> y"), "plain": completion("y"), "cut": completion(" z", "length")}
     server = serve(lambda text, n: texts[text])
     found = answer(server, tmp_path, *texts, think_format="tags", chat_template_args=("effort=high",))

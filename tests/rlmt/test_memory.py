@@ -1,4 +1,5 @@
-"""rlmt/memory.py: memory of runs that no machine of the tests could hold. tests/scripts/test_grpo.py measures that of a small one."""
+"""rlmt/memory.py: memory of runs that no machine of the tests could hold. tests/scripts/test_grpo.py measures
+that of a small one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +69,8 @@ def test_memory_of_the_paper_s_model_before_anything_is_loaded(llama_8b, gpus, m
     ):
         assert f"| {in_phase:.1f} | {there - in_phase:.1f} | {asleep:.1f} |" in page
 
-    # one GPU; moments: 2.03 bytes in place of 8, but 8 of the 0.525 billion of the embeddings; linear layers: 0.516 in place of 2
+    # one GPU; moments: 2.03 bytes in place of 8, but 8 of the 0.525 billion of the embeddings; linear layers:
+    # 0.516 in place of 2
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     for changes, gib in (
         ({}, 119.66),
@@ -154,7 +156,8 @@ N_PARAMETERS = {  # as the models' cards on the hub say; of the reward model wit
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": 596_049_920,
 }
-# Least memory of a card that is sold with so many GB, GiB: an A10G or L4 has 22.0, an RTX 3090 or 4090 23.6, an A100 79.1.
+# Least memory of a card that is sold with so many GB, GiB: an A10G or L4 has 22.0, an RTX 3090 or 4090 23.6,
+# an A100 79.1.
 CARDS = {"24gb": 22.0, "80gb": 79.1}
 
 

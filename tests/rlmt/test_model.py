@@ -1,4 +1,5 @@
-"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole weights.
+"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole
+weights.
 
 tests/scripts/test_two_processes.py tests several processes.
 """

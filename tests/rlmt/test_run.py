@@ -178,7 +178,8 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits, capsys):
     first = Args(out="run", judge="m", judge_url="http://node1:8000/v1", budget=1.0, price=(1.0, 1.0))
     run = start(first, constants={"LIMIT": 1})
     (run / "metrics.jsonl").write_text("old\n")
-    # what does not change the learning: as after a GPU that was too small, at another host, with a spent budget
+    # what does not change the learning: as after a GPU that was too small, at another host, with a spent
+    # budget
     moved = dataclasses.replace(
         first, resume=True, judge_url="http://node2:8000/v1", budget=2.0, micro_batch_tokens=4
     )
@@ -217,7 +218,8 @@ def test_every_row_once_per_epoch_as_a_function_of_seed_and_step():
 
 
 def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
-    """A run that was killed after step 3 and goes on from its checkpoint at step 2 has one step 3, the later one."""
+    """A run that was killed after step 3 and goes on from its checkpoint at step 2 has one step 3, the later
+    one."""
     accelerator = start_accelerator()
     args = Args(report_to="tensorboard", out="run", save_steps=100)
     folder = start(args)

@@ -209,7 +209,8 @@ def cut(ids: list[int], has_ended) -> tuple[list[int], bool]:
 
 
 def samplers(model, tokenizer, sampling: Sampling, ends: list[int], *by_vllm: Sampler) -> list[Sampler]:
-    """Returns samplers by vLLM and by transformers, in batches of 1, 3 and 64, all with the weights of `model`.
+    """Returns samplers by vLLM and by transformers, in batches of 1, 3 and 64, all with the weights of
+    `model`.
 
     A server has those of the toy base model.
     """
@@ -251,7 +252,8 @@ CLOSING = [5, 6, 7]
 
 
 def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudget:
-    """Returns a budget that closes about half of the completions `said` after `end` tokens: those without a letter."""
+    """Returns a budget that closes about half of the completions `said` after `end` tokens: those without a
+    letter."""
     beginnings = [tokenizer.decode(ids[:end]) for ids in said]
     letters = sorted(set("".join(beginnings)))
     letter = min(letters, key=lambda letter: abs(2 * sum(letter in text for text in beginnings) - len(said)))
@@ -259,7 +261,8 @@ def budget_for_some(tokenizer, said: list[list[int]], end: int) -> ThinkingBudge
 
 
 def test_thinking_is_closed_at_its_budget(engines, server, base, tokenizer, prompts):
-    """The completions that had closed it stay; the others go on behind the closing tokens, as an argmax says."""
+    """The completions that had closed it stay; the others go on behind the closing tokens, as an argmax
+    says."""
     said = [argmax(base, prompt, 20) for prompt in prompts]
     budget = budget_for_some(tokenizer, said, end=8)
     expected = {}

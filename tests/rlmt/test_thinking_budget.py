@@ -1,6 +1,7 @@
 """Tests rlmt/sampler.py by itself, and through an evaluation with a tiny model that has learned to think.
 
-test_rollout.py compares vLLM and transformers with an argmax; test_foreign.py has the models of other families.
+test_rollout.py compares vLLM and transformers with an argmax; test_foreign.py has the models of other
+families.
 """
 
 import json
@@ -93,7 +94,8 @@ def thinker(tokenizer_folders, tmp_path_factory) -> str:
 
 @pytest.fixture
 def evaluate(thinker, monkeypatch, tmp_path):
-    """evaluate(*flags): rows and summary of gsm8k, with a single task, by eval_benchmarks.py in this process."""
+    """evaluate(*flags): rows and summary of gsm8k, with a single task, by eval_benchmarks.py in this
+    process."""
     monkeypatch.chdir(ROOT)
     data = tmp_path / "test.jsonl"
     data.write_text(json.dumps({"question": ASKED, "answer": "#### 4"}) + "\n")

@@ -1,4 +1,5 @@
-"""utils.py, rlmt/chat.py: the think-format parser, a format that a user adds, chat templates, ids of prompts."""
+"""utils.py, rlmt/chat.py: the think-format parser, a format that a user adds, chat templates, ids of
+prompts."""
 
 import random
 import re
@@ -388,7 +389,8 @@ CHOSEN = {
 
 @pytest.fixture(params=FAMILIES)
 def prepared(request, load):
-    """(think format, tokenizer as users load it, the same prepared) for all formats that a family can have."""
+    """(think format, tokenizer as users load it, the same prepared) for all formats that a family can
+    have."""
     found = []
     for think_format in FORMATS:
         if request.param == "r1" and not utils.THINK_FORMATS[think_format].instruction:
@@ -597,7 +599,8 @@ PIECES = [
 
 
 def is_well_formed(text: str, think_format: str, finished: bool) -> bool:
-    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its parts."""
+    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its
+    parts."""
     if "zero" in think_format and "</response>" in text:
         text = text[: text.index("</response>") + len("</response>")]
         finished = True

@@ -1,4 +1,5 @@
-"""train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed and resumed."""
+"""train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed
+and resumed."""
 
 import json
 import math
@@ -393,7 +394,8 @@ def test_what_a_run_writes(whole):
 
 
 def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
-    """Killed while round 1 samples, in the second epoch of round 2, which was added to a finished run, and at the end."""
+    """Killed while round 1 samples, in the second epoch of round 2, which was added to a finished run, and at
+    the end."""
     out = tmp_path / "run"
     held_out = str(data / "held_out.jsonl")
     (out / "round-1").mkdir(parents=True)
@@ -469,7 +471,8 @@ def test_lora(data, tmp_path):
 
 
 def test_two_processes_are_one(data, tmp_path):
-    """Under FSDP2 each of two processes samples its share; trained on the same pairs, both have the losses of one process."""
+    """Under FSDP2 each of two processes samples its share; trained on the same pairs, both have the losses of
+    one process."""
     sampled = tmp_path / "sampled"
     finished(start(data, sampled, *FSDP2, rounds=1, lora_r=4))
     texts = [row["text"] for row in rows_of(sampled / "completions.jsonl")]

@@ -1,4 +1,5 @@
-"""train_grpo.py: its pure functions by hand and against naive loops, its loss against TRL's, the script on the toy."""
+"""train_grpo.py: its pure functions by hand and against naive loops, its loss against TRL's, the script on
+the toy."""
 
 import importlib.util
 import json
@@ -288,7 +289,8 @@ def test_the_released_loss_is_a_mean_over_completions_by_hand():
 
 
 def test_the_gradient_as_released_is_that_of_single_completions_averaged():
-    """Policy loss, KL and entropy bonus, in micro-batches of several completions, against a loop over completions."""
+    """Policy loss, KL and entropy bonus, in micro-batches of several completions, against a loop over
+    completions."""
     released = train_grpo.RELEASED
     args = train_grpo.Args(
         loss_type=released["loss_type"],

@@ -1,4 +1,5 @@
-"""Tests page.py: what a page shows, what it refuses to read, and that no text of a model runs or breaks it."""
+"""Tests page.py: what a page shows, what it refuses to read, and that no text of a model runs or breaks
+it."""
 
 import base64
 import hashlib

@@ -1,4 +1,5 @@
-"""train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed, resumed, and under FSDP2."""
+"""train_reward.py: pairs, the loss by hand, calibration, and the script on the toy, killed, resumed, and
+under FSDP2."""
 
 import json
 import math
@@ -284,7 +285,8 @@ def whole(pairs, tmp_path_factory) -> Path:
 
 
 def test_held_out_pairs_need_no_template_that_keeps_thinking(whole, pairs, tmp_path, capsys):
-    """Their token ids are made already, so a template that drops thinking must not end a run that is complete."""
+    """Their token ids are made already, so a template that drops thinking must not end a run that is
+    complete."""
     model = tmp_path / "model"
     shutil.copytree(whole / "model", model)
     template = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endfor %}"

@@ -1,4 +1,5 @@
-"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its resume."""
+"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its
+resume."""
 
 import json
 import math

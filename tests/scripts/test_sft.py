@@ -1,4 +1,5 @@
-"""train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and resumed."""
+"""train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and
+resumed."""
 
 import json
 import math

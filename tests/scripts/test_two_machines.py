@@ -1,4 +1,5 @@
-"""The launch file of two machines, on two CPU processes. Each is the one that accelerate's launcher would start there."""
+"""The launch file of two machines, on two CPU processes. Each is the one that accelerate's launcher would
+start there."""
 
 import json
 import math
@@ -25,7 +26,8 @@ def prompts(tmp_path) -> Path:
 
 
 def commands_of_two(prompts: Path, outs: list[Path]) -> list[list[str]]:
-    """Returns each machine's command for two steps of GRPO; `outs`: the run's folder as each machine sees it."""
+    """Returns each machine's command for two steps of GRPO; `outs`: the run's folder as each machine sees
+    it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -39,7 +39,8 @@ def small(rows):
 
 
 def scored() -> dict:
-    """Rewards of groups as in GRPO, and of a whole step as in PPO, where every fifth completion gets a floor."""
+    """Rewards of groups as in GRPO, and of a whole step as in PPO, where every fifth completion gets a
+    floor."""
     accelerator = policy.start_accelerator()
     own_reward = f"{__file__}:relative_length"
     found = {}

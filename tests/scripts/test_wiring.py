@@ -1,7 +1,8 @@
-"""The loops of PPO, GRPO and DPO against independent ones: one completion at a time, plain transformers, no padding.
+"""The loops of PPO, GRPO and DPO against independent ones: one completion at a time, plain transformers, no
+padding.
 
-Each run is at a temperature, with weight decay, several updates and a rate of its own for the critic, so that a flag
-that is read and not used, or used where another belongs, changes the weights.
+Each run is at a temperature, with weight decay, several updates and a rate of its own for the critic, so that
+a flag that is read and not used, or used where another belongs, changes the weights.
 """
 
 import json
@@ -90,7 +91,8 @@ def step(model, optimizer) -> None:
 
 
 def check_weights(found: dict[str, torch.Tensor], model) -> None:
-    """Compares how far weights have moved; Adam's first steps are as large for noise as for signal, so some may differ."""
+    """Compares how far weights have moved; Adam's first steps are as large for noise as for signal, so some
+    may differ."""
     start = load()
     for name, weight in model.named_parameters():
         moved = (weight - start.get_parameter(name)).norm()
@@ -98,7 +100,8 @@ def check_weights(found: dict[str, torch.Tensor], model) -> None:
 
 
 def ppo_targets(completions: list, policy, reference, value_of) -> dict[str, tuple]:
-    """Returns old log-probabilities, values, whitened advantages and returns by id; checks the advantages of the run."""
+    """Returns old log-probabilities, values, whitened advantages and returns by id; checks the advantages of
+    the run."""
     targets = {}
     for one in completions:
         with torch.no_grad():
