@@ -79,6 +79,7 @@ from rlmt.sampler import (
     Sample,
     Sampler,
     check_any_reward,
+    check_split,
     completion_metrics,
     gather_rewards,
     policy_sampler,
@@ -425,7 +426,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     if args.algorithm == "grpo":
         train_grpo.check_arguments(args, accelerator)
     else:
-        train_ppo.check_arguments(args, accelerator)
+        check_split(args, accelerator)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
@@ -552,6 +553,7 @@ def main(args: Args) -> None:
             for user in share_of(chosen, accelerator):
                 own_users += [user] * args.group_size
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
+            sampler.sleep()  # its GPU memory is for the update
             rewards = gather_rewards(conversations, accelerator)
             check_any_reward(rewards)
             train.timer.end("rollout")

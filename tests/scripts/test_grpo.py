@@ -408,7 +408,7 @@ def check_same_bits(whole: Path, broken: Path) -> None:
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, held_out, tmp_path, capfd):
     """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
-    more = [*LORA, "--gold-prompts", str(held_out), "--keep-checkpoints", "0"]
+    more = [*LORA, "--gold-prompts", str(held_out)]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_vllm_here(start([], prompts, whole, *more))
     killed_after(3, whole, broken)
@@ -431,7 +431,7 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     """Weights and optimizer are sharded."""
     more = ["--steps", "2"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finished(start(FSDP2, prompts, whole, *more, "--keep-checkpoints", "0"))
+    finished(start(FSDP2, prompts, whole, *more))
     killed_after(1, whole, broken)
     assert "resumes from" in finished(start(FSDP2, prompts, broken, *more, "--resume"))
     check_same_bits(whole, broken)

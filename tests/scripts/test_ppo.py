@@ -348,7 +348,7 @@ def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[s
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path):
     whole = tmp_path / "whole"
-    run_here(command([], prompts, whole, "--steps", "3", "--keep-checkpoints", "0"))
+    run_here(command([], prompts, whole, "--steps", "3"))
     broken = tmp_path / "broken"
     killed_after(1, whole, broken)
     run_here(command([], prompts, broken, "--steps", "3", "--resume"))

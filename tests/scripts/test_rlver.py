@@ -457,7 +457,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
-    run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
+    run_here(start([], users, whole, *more))
     rates = [metrics["learning_rate"] for metrics in rlmt_data.read_log(whole / "metrics.jsonl")]
     assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
