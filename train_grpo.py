@@ -80,6 +80,7 @@ from rlmt.sampler import (
     FormatGuard,
     check_any_reward,
     check_split,
+    choose_rollout,
     completion_metrics,
     gather_rewards,
     mini_batches,
@@ -87,7 +88,6 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    wants_vllm,
 )
 import numpy as np
 import torch
@@ -474,9 +474,7 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
-    use_vllm = wants_vllm(args.rollout)
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
+    use_vllm = choose_rollout(args, accelerator)
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step * args.group_size, accelerator)

@@ -82,6 +82,7 @@ from rlmt.sampler import (
     FormatGuard,
     check_any_reward,
     check_split,
+    choose_rollout,
     completion_metrics,
     gather_rewards,
     mini_batches,
@@ -89,7 +90,6 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    wants_vllm,
 )
 import torch
 from accelerate import Accelerator
@@ -401,12 +401,7 @@ def accumulate_policy_gradients(
 
 
 def accumulate_critic_gradients(
-    completions: list,
-    critic: nn.Module,
-    value_clip: float,
-    max_tokens: int,
-    pad_token_id: int,
-    accelerator: Accelerator,
+    completions: list, critic: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
 ) -> dict[str, float]:
     """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
 
@@ -414,7 +409,7 @@ def accumulate_critic_gradients(
     """
     n_tokens = count_trained_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    batches = micro_batches(completions, max_tokens, accelerator)
+    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         batch = collate(members, pad_token_id, accelerator.device)
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
@@ -422,7 +417,7 @@ def accumulate_critic_gradients(
 
         with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
-            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
+            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
             loss = (errors * mask).sum()
             accelerator.backward(loss / n_tokens * accelerator.num_processes)
 
@@ -453,10 +448,8 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
-    use_vllm = wants_vllm(args.rollout)
+    use_vllm = choose_rollout(args, accelerator)
     critic_path = find_critic(args, tokenizer)
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step, accelerator)
@@ -481,18 +474,15 @@ def main(args: Args) -> None:
     if set(DENSE) & set(reward_names(args)):
         from rewards.dense import load_dense
 
-        dense_rewards = load_dense(
-            args, run.checkpoint, reference, tokenizer, accelerator
-        )  # some of them learn
+        # some of them learn
+        dense_rewards = load_dense(args, run.checkpoint, reference, tokenizer, accelerator)
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
-    checks = [
-        sampler.check,
-        FormatGuard(args).check,
-    ]  # of weights that differ, and of completions that teach nothing
+    # of weights that differ, and of completions that teach nothing
+    checks = [sampler.check, FormatGuard(args).check]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse
@@ -555,9 +545,7 @@ def main(args: Args) -> None:
             updates = []
             for members in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
-                means |= accumulate_critic_gradients(
-                    members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
-                )
+                means |= accumulate_critic_gradients(members, critic, args, pad_token_id, accelerator)
                 means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
                 check_finite(means, members, step, run.folder)  # before it reaches the weights

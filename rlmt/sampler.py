@@ -412,6 +412,16 @@ class Sampler:
         torch.cuda.empty_cache()
 
 
+def choose_rollout(args, accelerator: Accelerator) -> bool:
+    """Tells whether vLLM samples, and prints what does."""
+    use_vllm = wants_vllm(args.rollout)
+    backend = "transformers"
+    if use_vllm:
+        backend = "vLLM"
+    accelerator.print(f"rollouts by {backend}, on {accelerator.num_processes} processes")
+    return use_vllm
+
+
 def policy_sampler(
     args,
     tokenizer: Tokenizer,
