@@ -765,7 +765,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if accelerator.is_main_process:
         metrics["loss"] = fmean(row["loss"] for row in read_log(folder / "metrics.jsonl"))
     write_summary(folder, metrics)
-    if accelerator.is_main_process and args.keep_checkpoints:
+    if accelerator.is_main_process:
         for finished in numbered(folder):
             shutil.rmtree(finished)
     return metrics
@@ -860,7 +860,6 @@ PRESETS: dict[str, dict] = {
         "lora_r": 16,
         "gradient_checkpointing": False,
         "save_steps": 10,
-        "keep_checkpoints": 1,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
