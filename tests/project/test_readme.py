@@ -226,34 +226,6 @@ def test_every_preset_builds(script):
             rewards.read_parts(args)
 
 
-def test_what_a_preset_sets_is_printed_and_the_rate_of_lora_is_doubted(here):
-    """Not if the preset sets LoRA or the rate is given."""
-    args = ["train_grpo.py", "--preset", "toy", "--model", "nowhere"]
-    said = [
-        here(*args).stdout,
-        here(*args, "--lora-r", 4).stdout,
-        here(*args, "--lora-r", 4, "--learning-rate", 1e-2).stdout,
-    ]
-    assert all("--preset toy sets prompts data/toy/rl_prompts.jsonl, " in text for text in said)
-    assert ["LoRA wants about ten times as much" in text for text in said] == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if path.parent.name != "dev"], ids=lambda path: path.name
-)
-def test_every_argument_is_documented(path):
-    """A string follows each field of a class Args."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not (isinstance(node, ast.ClassDef) and node.name == "Args"):
-            continue
-        undocumented = []
-        for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            if isinstance(field, ast.AnnAssign) and not is_text:
-                undocumented.append(field.target.id)
-        assert undocumented == []
-
-
 def test_the_flags_of_the_page_are_ours_and_trl_s():
     """verl is not installed: its names were read in the released code."""
     from trl import DPOConfig, GRPOConfig, ModelConfig, ScriptArguments, SFTConfig
@@ -331,17 +303,6 @@ def test_the_reward_of_the_readme_has_an_option(tmp_path, monkeypatch):
     brief = rewards.read_parts(args)[1]
     rows = [{"id": "a", "status": "ok", "n_tokens": n} for n in (5, 15)]
     assert rewards.call(brief, rows, {}) == pytest.approx([0.0, -0.01])
-
-
-def test_the_think_format_of_the_readme_is_parsed(monkeypatch):
-    import utils
-
-    entry = eval("{" + examples()[2] + "}", {"ThinkFormat": utils.ThinkFormat})
-    monkeypatch.setattr(utils, "THINK_FORMATS", utils.THINK_FORMATS | entry)
-    text = utils.join_thinking("z", "y", "tagged")
-    assert utils.split_thinking(text, "tagged") == ("z", "y", "ok")
-    assert utils.split_thinking("<think> z </think> y", "tagged").status == "no_open"
-    assert utils.THINK_FORMATS["tagged"].stop == "</response>"
 
 
 # --- the script of docs/rewards.md
