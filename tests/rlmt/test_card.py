@@ -8,7 +8,6 @@ from huggingface_hub import ModelCard
 
 from rlmt.card import front_matter, write_card
 from rlmt.data import append_jsonl
-import train_dpo
 import train_grpo
 
 
@@ -59,31 +58,3 @@ def test_a_card_names_base_data_algorithm_command_metrics_and_format(run):
     assert read_card(run.parent / "sft").data.datasets == ["owner/traces"]
     assert front_matter("sft", "org/base", "owner/traces:default:train").datasets == ["owner/traces"]
     assert front_matter("sft", "org/base", f"{run}:train").datasets is None
-
-
-def test_what_did_not_happen_is_not_in_a_card(tmp_path):
-    """Defaults of --prompts and --reward-model do nothing beside --pairs, or another reward."""
-    dpo = vars(train_dpo.Args(model="org/base", pairs="p.jsonl"))
-    grpo = vars(train_grpo.Args(model="org/base", rewards=("math:1", "format:gate")))
-    for script, args in (("dpo", dpo), ("grpo", grpo)):
-        card = read_card(make_run(tmp_path / script, script, args, {"loss": 0.5}))
-        assert "Skywork" not in card.text and ("wildchat" in card.text) == (script == "grpo")
-
-
-def test_a_reward_model_s_card_has_its_held_out_accuracy(tmp_path):
-    args = {"model": "org/base", "pairs": "p.jsonl"}
-    summary = {"held_out": {"accuracy": 0.64, "n": 500}}
-    card = read_card(make_run(tmp_path / "rm", "reward", args, {"loss": 0.5}, summary))
-    assert "| accuracy | `0.64` |" in card.text and card.data.pipeline_tag == "text-classification"
-
-
-def test_a_card_that_somebody_changed_is_kept(run):
-    """Of a run that is trained on, the card is renewed as long as it is ours."""
-    card = run / "model" / "README.md"
-    write_card(run)
-    append_jsonl(run / "metrics.jsonl", [{"step": 3, "reward": 0.9}])
-    assert "reward | `0.9` |" in read_card(run).text
-    for text in (card.read_text().replace("# rlmt", "# My model"), "mine\n", ""):
-        card.write_text(text)
-        write_card(run)
-        assert card.read_text() == text

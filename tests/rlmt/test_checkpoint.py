@@ -3,8 +3,6 @@
 Several processes, DDP and FSDP2: tests/scripts/test_grpo.py.
 """
 
-import dataclasses
-import json
 import resource
 import shutil
 from pathlib import Path
@@ -25,14 +23,13 @@ from rlmt.checkpoint import (
     save_model,
     step_of,
 )
-from rlmt.data import read_log, write_file
+from rlmt.data import write_file
 from rlmt.memory import GIB, trained_gib
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
-from rlmt.run import LOGS, RunArgs, resume
+from rlmt.run import RunArgs
 from train_grpo import Args
 
 BASE = "data/toy/base"
-ARGS = Args(model=BASE)
 
 
 @pytest.fixture(scope="module")
@@ -150,24 +147,6 @@ def test_a_full_disk_leaves_the_older_checkpoints_usable(megabytes, accelerator,
     )
     save_checkpoint(tmp_path, 5, learners, tokenizer, accelerator)  # over what was left, with room again
     assert latest(tmp_path) == tmp_path / "checkpoint-5"
-
-
-def test_a_resume_cuts_the_logs_back_to_its_checkpoint(accelerator, tmp_path, exits):
-    for name in LOGS:
-        rows = "".join(json.dumps({"step": step, "name": name}) + "\n" for step in (1, 3, 4, 4, 5))
-        (tmp_path / name).write_text(rows + '{"step": 6, "na')  # a kill cuts off the last line
-    (tmp_path / "checkpoint-4").mkdir()
-    (tmp_path / "checkpoint-4" / "complete").touch()
-    args = dataclasses.replace(ARGS, resume=True)
-    run = resume(tmp_path, args, accelerator)
-    assert (run.checkpoint, run.first_step) == (tmp_path / "checkpoint-4", 4)
-    for name in LOGS:
-        assert [row["step"] for row in read_log(tmp_path / name)] == [1, 3, 4, 4]
-    # else the model of step 4 would be called that of step 3
-    said = exits(resume, tmp_path, dataclasses.replace(args, steps=3), accelerator)
-    assert "checkpoint-4 has trained 4 steps" in said
-    (tmp_path / "checkpoint-4" / "complete").unlink()  # no checkpoint was ever finished
-    assert resume(tmp_path, args, accelerator).first_step == 0 and not read_log(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize("lora_r", [0, 4])

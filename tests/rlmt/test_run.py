@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import math
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,17 +16,11 @@ from safetensors.torch import load_file
 from launch import DDP, started, started_ranks
 from rlmt import run as rlmt_run
 from rlmt.checkpoint import numbered, step_of
-from rlmt.data import read_log
-from rlmt.model import start_accelerator
 from rlmt.run import (
     RLArgs,
-    Run,
     check_run,
-    check_values,
-    load_function,
     parse_args,
     start_run,
-    training,
     write_summary,
 )
 from script_runs import run_here, write_prompts
@@ -76,29 +68,6 @@ def test_default_then_preset_then_flag(parse, exits):
     assert parse("--preset", "small", "--steps", "10", "--no-dry-run").dry_run is False
     assert "unknown preset 'smal'" in exits(parse, "--preset", "smal")
     assert "--names is given 2 times" in exits(parse, "--names", "a", "--names=b")
-
-
-def test_values_that_cannot_be(exits, monkeypatch):
-    for change, said in (
-        ({"steps": 0}, "--steps 0: use 1 or more"),
-        ({"temperature": math.nan}, "--temperature nan: use more than 0"),
-        ({"top_p": 1.5}, "--top-p 1.5: use more than 0 and at most 1"),
-        ({"budget": 1.0}, "--budget needs --price"),
-        ({"load_in_4bit": True}, "add --lora-r 64"),
-    ):
-        assert said in exits(check_values, Args(**change))
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert "--optim adamw_8bit need whole weights" in exits(check_values, Args(optim="adamw_8bit"))
-
-
-def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
-    path = tmp_path / "json.py"
-    path.write_text("print('loads a model')\ndef double(n):\n    return 2 * n\n")
-    assert load_function(f"{path}:double")(4) == load_function(f"{path}:double")(4) == 8
-    assert capsys.readouterr().out.count("loads a model") == 1 and sys.modules["json"] is json
-    assert "has no function 'triple'" in exits(load_function, f"{path}:triple")
-    for spec in ("nowhere.py:double", "json.py", ":"):
-        assert f"{spec!r} is not file.py:function" in exits(load_function, spec)
 
 
 # --- the folder
@@ -155,25 +124,6 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     assert sorted(path.name for path in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
 
 
-def hold_lock(folder: Path, is_held) -> None:
-    rlmt_run.lock_folder(folder)
-    is_held.set()
-    time.sleep(60)
-
-
-def test_a_folder_in_use_is_refused(in_folder, exits):
-    (in_folder / "run").mkdir()
-    context = multiprocessing.get_context("forkserver")
-    is_held = context.Event()
-    holder = context.Process(target=hold_lock, args=(in_folder / "run", is_held))
-    holder.start()
-    assert is_held.wait(60)
-    assert "is in use by another process" in exits(start, Args(out="run"))
-    holder.kill()  # the kernel releases the lock
-    holder.join()
-    assert start(Args(out="run"))
-
-
 def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits, capsys):
     first = Args(out="run", judge="m", judge_url="http://node1:8000/v1", budget=1.0, price=(1.0, 1.0))
     run = start(first, constants={"LIMIT": 1})
@@ -215,37 +165,6 @@ def test_every_row_once_per_epoch_as_a_function_of_seed_and_step():
         shown = [row for step in epoch for row in step]
         assert len(shown) == len(set(shown)) == 9  # two do not fill a step
     assert steps[:3] != steps[3:] and steps[0] != rlmt_run.rows_of_step(rows, 1, 3, seed=8)
-
-
-def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
-    """A run that was killed after step 3 and goes on from its checkpoint at step 2 has one step 3, the later
-    one."""
-    accelerator = start_accelerator()
-    args = Args(report_to="tensorboard", out="run", save_steps=100)
-    folder = start(args)
-
-    def steps_of(first_step: int, until: int, factor: float) -> None:
-        run = Run(folder, args, accelerator, None, first_step)
-        with training(run, {}, None, 99, {"gold": "reward/gold"}) as train:
-            for step in train.steps():
-                train.end(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
-                if step == until:
-                    return
-
-    steps_of(0, 3, 0.1)
-    rlmt_run.cut_log(folder / "metrics.jsonl", 2)
-    steps_of(2, 4, 10.0)
-    lines = read_log(folder / "metrics.jsonl")
-    assert [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines] == [
-        (1, 0.1, 100),
-        (2, 0.2, 200),
-        (3, 30.0, 300),
-        (4, 40.0, 400),
-    ]
-    assert "step 4/99  gold 40  tokens/s" in capsys.readouterr().out
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = events.EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("reward/gold")
-    assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])
 
 
 # --- the end of runs

@@ -9,7 +9,6 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from launch import FSDP2, finished, started
@@ -63,19 +62,6 @@ def test_what_is_never_paired():
     assert build_pairs([], 2, "think+response") == ([], Counter())
 
 
-def test_duplicates_and_rounds():
-    """The rewards of equal texts may differ a little; the same prompt in two rounds makes two groups."""
-    rows = [row("a", 1.0), row("a", 1.0), row("a", 2.0, step=2), row("a", 3.0, step=2)]
-    pairs, skipped = build_pairs(rows, 2, "think+response")
-    assert [(pair["chosen"]["reward"], pair["rejected"]["reward"]) for pair in pairs] == [(3.0, 2.0)]
-    assert skipped == {"tie": 1}
-    twins = [row("a", 1.0, ids=[5, 6]), row("a", 1.0000002, ids=[5, 6])]
-    assert build_pairs(twins, 2, "think+response") == ([], Counter(tie=1))
-    twins = [row("a", 1.0) | {"response": "ham"}, row("a", 1.0000002) | {"response": "ham"}]
-    assert build_pairs(twins, 2, "response") == ([], Counter(tie=1))
-    assert len(build_pairs(twins, 2, "think+response")[0]) == 1
-
-
 @pytest.fixture
 def tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(BASE)
@@ -118,16 +104,6 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     # without its thinking, the answer in tags is the rejected one
     skipped = Counter(row["reason"] for row in dropped)
     assert skipped == {"tie": 2, "too_long": 1, "malformed": 1}
-
-
-def test_text_behind_the_end_of_a_response_is_not_trained_on(tokenizer):
-    """Sampling stops at </response>, so a policy must not learn to go on."""
-    good = "<think> ham </think> <response> ham 5 </response>"
-    assert templates.flaw_of(tokenizer, good + "\n", "zero_think") == ""
-    assert templates.flaw_of(tokenizer, good + " and more", "zero_think") == "text_after_response"
-    assert templates.flaw_of(tokenizer, good + " </response>", "zero_think") == "tag_inside_text"
-    assert templates.flaw_of(tokenizer, good, "think") == "tag_inside_text"
-    assert templates.flaw_of(tokenizer, "ham 5", "plain") == ""
 
 
 # --- the loss
@@ -226,26 +202,6 @@ def test_loss_gradient_and_metrics_are_trls(ours, tmp_path):
         assert means[name] == pytest.approx(logged[name][0], rel=1e-4, abs=1e-5), name
     for name in ("logps/chosen", "logps/rejected"):
         assert means[name] == pytest.approx(logged[name][0], rel=1e-5), name
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [100, 10_000])
-def test_micro_batches_are_one_by_one(ours, micro_batch_tokens):
-    expected_means, expected_gradient = ours[1]
-    means, gradient = ours[micro_batch_tokens]
-    assert means == pytest.approx(expected_means, rel=1e-4, abs=1e-6)
-    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-5
-
-
-def test_shares_are_equally_many_and_nothing_counts_twice():
-    for n_pairs in (1, 4, 5):
-        pairs = PAIRS[:n_pairs]
-        shares = []
-        for rank in range(2):
-            process = SimpleNamespace(num_processes=2, process_index=rank)
-            shares.append(train_dpo.deal(pairs, process))
-        assert len(shares[0]) == len(shares[1])
-        counted = [pair.id for share in shares for pair in share if pair.weight == 1.0]
-        assert sorted(counted) == [pair.id for pair in pairs]
 
 
 def test_order_of_pairs():
@@ -437,19 +393,6 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
         assert found == [without_measurements(row) for row in rows_of(whole / name)], name
 
 
-def test_a_run_does_not_resume_with_fewer_rounds(whole, data, capsys):
-    """Its model is that of the last round; a summary of fewer rounds would say otherwise."""
-    summary = (whole / "summary.json").read_text()
-    with pytest.raises(SystemExit) as ended:
-        train(data, whole, rounds=1, gold_prompts=str(data / "held_out.jsonl"), resume=True)
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert (
-        "has begun round 2, so --rounds 1 is too few" in message and "round-1/model is the model" in message
-    )
-    assert (whole / "summary.json").read_text() == summary
-
-
 def test_lora(data, tmp_path):
     """Without LoRA the first step has the same loss; the adapter is merged."""
     pairs = str(data / "pairs.jsonl")
@@ -486,53 +429,3 @@ def test_two_processes_are_one(data, tmp_path):
     for one, other in zip(found, expected, strict=True):
         for name in ("loss", "rewards/margins", "logps/chosen", "logps/rejected", "grad_norm", "num_tokens"):
             assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
-
-
-def test_offline_on_a_preference_file(data, tmp_path, capsys):
-    out = tmp_path / "run"
-    pairs = str(data / "pairs.jsonl")
-    train(data, out, rounds=1, pairs=pairs)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["rounds"][0]["steps"] == 8 and summary["rounds"][0]["pairs"] == 10
-    assert not (out / "completions.jsonl").exists()
-
-    def refuses(**changes) -> str:
-        with pytest.raises(SystemExit) as ended:
-            train(data, out, pairs=pairs, **changes)
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    assert "leave --rounds at 1" in refuses(rounds=2)
-    held_out = str(one_row(data, tmp_path))
-    assert "1 are trained on" in refuses(rounds=1, gold_prompts=held_out)
-
-
-def one_row(data: Path, folder: Path) -> Path:
-    path = folder / "held_out.jsonl"
-    path.write_text(json.dumps(rows_of(data / "pairs.jsonl")[0]) + "\n")
-    return path
-
-
-def test_a_round_without_a_pair_says_so(data, tmp_path, capsys):
-    """The base model writes no thinking, so nothing is valid."""
-    few = {"think_format": "think", "max_completion_tokens": 8, "samples_per_prompt": 2}
-    with pytest.raises(SystemExit) as ended:
-        train(data, tmp_path / "run", **few)
-    assert ended.value.code == 2
-    assert "no prompt gave a pair ({'no_valid': 8})" in capsys.readouterr().err
-    assert len(rows_of(tmp_path / "run" / "completions.jsonl")) == 16
-
-
-def test_arguments_that_cannot_work(data, here, tmp_path):
-    for more, message in (
-        (["--samples-per-prompt", 1], "can give no pair"),
-        (["--min-valid", 7], "can give no pair"),
-        (["--prompts-per-round", 21], "20 prompts are fewer"),
-        (
-            ["--lora-r", 4, "--load-in-4bit", "--rounds", 2],
-            "each round would load the last one's model in 4 bit",
-        ),
-        (["--think-format", "loud"], "'loud' is unknown"),
-    ):
-        done = here(*start(data, tmp_path / "run")[1:], *more)
-        assert done.returncode == 2 and message in done.stderr

@@ -3,7 +3,6 @@ under FSDP2."""
 
 import json
 import math
-import shutil
 import sys
 import weakref
 from pathlib import Path
@@ -58,25 +57,6 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer):
     assert tokenizer.decode(with_thinking.chosen_ids).count("<think>\nBudget 12.\n</think>") == 1
 
 
-def test_a_pair_without_thinking_is_refused(tokenizer, capsys):
-    with pytest.raises(SystemExit) as stop:
-        build_pairs([ROW, ROW | {"rejected_thinking": None}], tokenizer, "think+response", 512)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "row p has neither 'rejected_thinking'" in error and "--reward-on response" in error
-
-
-def test_identical_and_overlong_pairs_are_dropped_with_a_reason(tokenizer):
-    (pair,), _ = build_pairs([ROW], tokenizer, "response", 512)
-    same = {**ROW, "rejected": ROW["chosen"]}
-    kept, dropped = build_pairs([same, ROW], tokenizer, "response", 10)
-    assert kept == []
-    assert dropped == [
-        {"id": "p", "reason": "identical"},
-        {"id": "p", "reason": "too_long", "tokens": max(len(pair.chosen_ids), len(pair.rejected_ids))},
-    ]
-
-
 def test_pairs_of_one_prompt_stay_on_one_side():
     pairs = []
     for n in range(40):
@@ -84,26 +64,6 @@ def test_pairs_of_one_prompt_stay_on_one_side():
     train, held_out = train_reward.split_by_prompt(pairs, 0.3, 0)
     assert len(held_out) == 12 and len(train) == 28
     assert not {row["id"] // 4 for row in train} & {row["id"] // 4 for row in held_out}
-
-
-def test_too_few_pairs_are_refused(tmp_path, capsys):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in world.pair_rows(8, 0)))
-    with pytest.raises(SystemExit) as ended:
-        train_reward.main(Args(model=BASE, pairs=str(path), dry_run=True))
-    assert ended.value.code == 2
-    assert "6 pairs to train on, 2 held out: too few; a step takes --batch-size 64" in capsys.readouterr().err
-
-
-def test_pairs_that_the_context_cannot_hold_are_refused(tmp_path, capsys):
-    rows = world.pair_rows(8, 0)
-    rows[0]["chosen"] *= 100
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(SystemExit) as ended:
-        train_reward.main(Args(model=BASE, pairs=str(path), batch_size=2, max_length=10**6, dry_run=True))
-    assert ended.value.code == 2
-    assert "tokens are more than the 512 of" in capsys.readouterr().err
 
 
 def test_calibration_by_hand():
@@ -158,24 +118,6 @@ def test_a_reward_model_stands_beside_the_length_baseline():
     )  # one prompt has no error
 
 
-def test_copies_of_a_pair_are_no_further_evidence():
-    """A prompt's pairs share answers; a standard error that takes them as independent would be too small."""
-    margins = [1.0, -1.0, -1.0, 1.0, 1.0]
-    pairs = [Pair(str(i), f"prompt {i}", [1], [1], 50, 50) for i in range(5)]
-    once = train_reward.compare_with_length(margins, pairs)["equal_length"]["standard_error"]
-    assert once == pytest.approx(np.std([1, 0, 0, 1, 1], ddof=1) / math.sqrt(5))
-    copies = train_reward.compare_with_length(margins * 8, pairs * 8)["equal_length"]
-    assert copies["standard_error"] == pytest.approx(once) and copies["n"] == 40
-
-
-def test_a_prompt_in_both_files_ends_the_run(tokenizer, tmp_path, exits):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text(json.dumps(ROW) + "\n")
-    args = Args(model=BASE, pairs=str(path), held_out_pairs=str(path))
-    said = exits(train_reward.load_pairs, args, tokenizer, policy.start_accelerator())
-    assert "the prompt of row p is in --pairs as well" in said
-
-
 def loaded() -> torch.nn.Module:
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=1, dtype=torch.float64)
@@ -213,23 +155,6 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
     )
     for weight, other in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad, rtol=1e-9, atol=1e-12)
-
-
-def test_a_head_of_several_outputs_is_replaced(reward_models, tokenizer):
-    args = Args(model=reward_models["two_labels"], gradient_checkpointing=False)
-    model, _ = train_reward.load_learner(args, None, tokenizer, policy.start_accelerator())
-    assert model.score.weight.shape[0] == 1 and model.config.num_labels == 1
-
-
-def test_other_weights_of_a_wrong_shape_are_refused(reward_models, tokenizer, tmp_path, capsys):
-    """They would be random."""
-    folder = tmp_path / "model"
-    shutil.copytree(reward_models["chatml"], folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
-    with pytest.raises(SystemExit):
-        train_reward.load_learner(Args(model=str(folder)), None, tokenizer, policy.start_accelerator())
-    assert "1 weights are missing, e.g. model.embed_tokens.weight" in capsys.readouterr().err
 
 
 # --- the script
@@ -282,19 +207,6 @@ def whole(pairs, tmp_path_factory) -> Path:
         patch.setattr(train_reward, "load_trained", load_and_note)
         patch.setattr(train_reward, "measure_held_out", measure_alone)
         return train(pairs, tmp_path_factory.mktemp("whole") / "run")
-
-
-def test_held_out_pairs_need_no_template_that_keeps_thinking(whole, pairs, tmp_path, capsys):
-    """Their token ids are made already, so a template that drops thinking must not end a run that is
-    complete."""
-    model = tmp_path / "model"
-    shutil.copytree(whole / "model", model)
-    template = "{% for m in messages %}{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
-    (model / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match="drops or changes thinking"):
-        RewardModel(str(model))
-    pair = Pair("a", "a", [5, 6, 7], [5, 6, 8], 3, 3)
-    assert train_reward.measure_held_out([pair] * 2, model, "cpu", "auto")["n"] == 2
 
 
 def test_what_a_run_writes(whole):

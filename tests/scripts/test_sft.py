@@ -77,82 +77,9 @@ def test_malformed_and_overlong_rows_are_dropped_with_a_reason(tokenizer):
         assert dropped[-1]["tokens"] > 200
 
 
-def test_a_row_whose_thinking_is_too_long_is_dropped_without_it_too(tokenizer):
-    traces = [trace(id="a"), trace(id="b", thinking="Budget 12. " * 100), trace(id="c")]
-    listed = []
-    for think_format in ("think", "plain"):
-        kept, dropped = build_rows(traces, tokenizer, think_format, 200)
-        assert [row.id for row in kept] == ["a", "c"]
-        listed.append(dropped)
-    assert listed[0] == listed[1] and listed[0][0]["tokens"] > 200
-
-    # where no trace thinks, the row's own text is measured: its length is the limit, one less is too little
-    (row,), _ = build_rows([trace(thinking="")], tokenizer, "plain", 512)
-    n_tokens = policy.n_tokens_of(row)
-    assert [
-        len(build_rows([trace(thinking="")], tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)
-    ] == [1, 0]
-
-
-ORDINARY = [{"prompt": "I have 12 dollars.", "response": "You get 1 dish."} for _ in range(20)]
-
-
-def test_ordinary_rows_train_in_the_plain_format(tokenizer, tmp_path, capsys):
-    """Rows without thinking are dropped only where others have it, or where the format asks for it."""
-    path = write(tmp_path / "t.jsonl", ORDINARY)
-    values = {**TOY, "traces": path, "out": str(tmp_path / "run"), "dry_run": True}
-    train_sft_warmstart.main(Args(**values, think_format="plain"))
-    said = capsys.readouterr().out
-    assert "20 traces, 20 kept, dropped: none" in said and "[[[You get 1 dish.<|im_end|>]]]" in said
-    with pytest.raises(SystemExit):
-        train_sft_warmstart.main(Args(**values))
-    assert "only 0 of 20 traces can be trained on ({'empty_thinking': 20})" in capsys.readouterr().err
-
-    _, dropped = build_rows([trace(), trace(thinking="")], tokenizer, "plain", 512)
-    assert [row["reason"] for row in dropped] == ["empty_thinking"]
-
-
 def write(path: Path, rows: list[dict]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-WITH_TAGS = [trace(id=n, thinking="<think> Budget 12. </think>" if n else "Budget 12.") for n in range(4)]
-MANY = [trace(id=n) for n in range(40)]
-LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
-
-
-@pytest.mark.parametrize(
-    "traces, changes, message",
-    [
-        (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
-        (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
-        (MANY[:8], {}, "only 8 of 8 traces can be trained on ({}), and a step takes --batch-size 16"),
-        (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
-        (
-            MANY,
-            {"think_format": "zero_think"},
-            "--think-format zero_think has no warm start; use think or plain",
-        ),
-        (MANY, {"think_format": "thinking"}, "--think-format thinking has no warm start; use think or plain"),
-        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "({'not_ending_in_assistant': 1})"),
-    ],
-)
-def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys):
-    path = write(tmp_path / "t.jsonl", traces)
-    with pytest.raises(SystemExit) as ended:
-        train_sft_warmstart.main(Args(**{**TOY, "traces": path, **changes}, dry_run=True))
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_dry_run_shows_what_is_trained_on(tmp_path, capsys):
-    path = write(tmp_path / "t.jsonl", MANY)
-    train_sft_warmstart.main(Args(**{**TOY, "traces": path}, out=str(tmp_path / "run"), dry_run=True))
-    said = capsys.readouterr().out
-    assert "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]" in said
-    assert "GiB a process, without activations: model 0.0" in said
-    assert not (tmp_path / "run").exists()
 
 
 # --- the loss
@@ -352,15 +279,3 @@ def test_a_killed_run_in_4_and_8_bits_ends_with_the_same_bits(traces, tmp_path):
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     assert metrics_of(broken) == metrics_of(whole)
     assert metrics_of(whole)[-1]["loss"] < 0.7 * metrics_of(whole)[0]["loss"]
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(traces, tmp_path, capsys):
-    run = tmp_path / "run"
-    with pytest.raises(FloatingPointError):
-        train(traces, run, batch_size=8, learning_rate=1e30)
-    steps = sorted(int(mark.parent.name.removeprefix("checkpoint-")) for mark in run.glob("*/complete"))
-    for step in steps:
-        assert all(weight.isfinite().all() for weight in weights_of(run / f"checkpoint-{step}").values())
-    assert f"--resume continues from checkpoint-{steps[-1]}" in capsys.readouterr().err
-    rows = [json.loads(line) for line in (run / "not_finite-rank0.jsonl").read_text().splitlines()]
-    assert len(rows) == 8 and rows[0]["ids"]
