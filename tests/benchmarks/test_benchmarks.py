@@ -355,27 +355,6 @@ def test_zebralogic_check(response, right):
     assert (out["answer"] is None) == (right is None)
 
 
-def test_zebralogic_scores(tmp_path, capsys):
-    data = write(tmp_path / "grid.json", [GRID, GRID | {"id": "x"}])
-    rows = [
-        {"id": "lgp-2x2", "response": REPLIES[0][0]},
-        {"id": "lgp-2x2", "response": ""},
-        {"id": "x", "response": "{}"},
-    ]
-    out = score("zebralogic", rows, data, tmp_path)
-    assert (out["accuracy"], out["n_unparsed"]) == (0.25, 2)
-    masked = GRID | {"solution": {"header": ["House", "Name"], "rows": [["___", "___"], ["___", "___"]]}}
-    write(tmp_path / "masked.json", [masked])
-    assert "masked" in refused(capsys, "zebralogic", rows[:1], tmp_path / "masked.json", tmp_path)
-    assert "files match" in refused(
-        capsys, "zebralogic", rows[:1], tmp_path, tmp_path
-    )  # several files in the folder
-    filled = GRID | {"template": verified.zebralogic_template(GRID["solution"])}
-    text = verified.ZEBRALOGIC_PROMPT.format(**filled)
-    assert '"House 2": {"Name": "___", "Pet": "___"}' in text
-    assert verified.zebralogic_check(GRID, text)["answer"] == ("___",) * 4
-
-
 # --- HumanEval
 
 
@@ -504,31 +483,6 @@ def test_generate_and_score(run, tmp_path):
         ("gsm8k", "maj@2", "6", "run"),
     ]
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return rlmt_data.read_log(folder / "rows.jsonl")
-
-
-REWARD_MODEL = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
-
-
-def test_best_of_n_by_a_reward_model(run, tmp_path):
-    """Several answers are scored each."""
-    data = write(
-        tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": "#### 1"} for i in range(3)]
-    )
-    several = ("--samples", 4, "--max-tokens", 96, "--think-format", "plain", *REWARD_MODEL)
-    run("gsm8k", *MODEL, *several, "--data", data, "--out", tmp_path / "run")
-    rows = rows_of(tmp_path / "run")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert len(rows) == 12 and all(("reward" in row) == (row["status"] == "ok") for row in rows)
-    rewards = [row["reward"] for row in rows if "reward" in row]
-    assert len(set(rewards)) > 2 and summary["proxy_reward"] == pytest.approx(sum(rewards) / len(rewards))
-    assert summary["best@4"] == 0 and summary["best@4_interval"] == [0, 0]
-    assert summary["tokens_per_task"] == sum(row["n_tokens"] for row in rows) / 3
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [row["metric"] for row in index] == ["accuracy", "maj@4", "best@4"]
 
 
 # --- everything is checked before it costs

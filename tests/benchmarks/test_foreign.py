@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHATML, LLAMA, build_tokenizer, tiny_config
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 import eval_benchmarks
-import eval_sentient
 from rlmt import chat as templates
 from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
 import trl
 from benchmarks.shipped import use_as_shipped
-from rewards import simulated_user
 from rlmt import chat as rlmt_chat
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
@@ -93,17 +91,6 @@ def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
     prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
     assert prompt.endswith(opening)
     assert ("today's date" in line) == ("strftime_now" in shipped.chat_template)
-
-
-def test_its_ends_of_turn_are_those_of_generation_config_and_tokenizer(folders, tmp_path):
-    """<|end|> ends a message of gpt-oss, and not its turn."""
-    tokenizer = AutoTokenizer.from_pretrained(folders["gptoss"])
-    tokenizer.save_pretrained(tmp_path)
-    call, end, returned = tokenizer.convert_tokens_to_ids(["<|call|>", "<|end|>", "<|return|>"])
-    GenerationConfig(eos_token_id=[returned, call]).save_pretrained(tmp_path)
-    loaded = rlmt_chat.load_tokenizer(str(tmp_path))
-    use_as_shipped(loaded, "auto", "auto", {})
-    assert loaded.stop_ids == sorted([call, returned]) and end not in loaded.stop_ids
 
 
 # --- 2. completions
@@ -266,41 +253,6 @@ def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path,
 
 
 # --- 4. conversations
-
-
-@pytest.mark.parametrize("case", ["qwen3", "deepseek_r1_distill", "gptoss"])
-def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
-    """None of these families shows a model the thinking of its earlier turns."""
-    args = eval_sentient.Args(model=folders[case])
-    tokenizer = shared.load_model_tokenizer(args)
-    style = shared.think_format(args)
-    written = "z z z</think>y 1"
-    if style == "channels":
-        written = f"{ANALYSIS}z z z<|end|>{FINAL}y 1"
-
-    profile = {"id": "a", "player": "p", "scene": "s", "task": "t", "first_talk": "Hi!", "system": "Be kind."}
-    dialogue = simulated_user.start(profile, simulated_user.SAGE)
-    text = shared.whole_turn(args, written, True)
-    parts = shared.split_answer(text, style)
-    shows_response = shared.answer_shows_response(text, style)
-    simulated_user.add_split_turn(dialogue, simulated_user.SAGE, text, parts, shows_response)
-    simulated_user.add_user_turn(dialogue, simulated_user.SAGE, "Go on.", 1)
-    assert dialogue["history"][1]["status"] == "ok" and dialogue["history"][1]["content"] == "y 1"
-
-    shipped = AutoTokenizer.from_pretrained(folders[case])
-    chat = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hi!"},
-        {"role": "assistant", "content": "y 1"},
-        {"role": "user", "content": "Go on."},
-    ]
-    expected = shipped.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    messages = simulated_user.chat_messages(dialogue)
-    assert templates.encode_prompt(tokenizer, messages) == expected
-    if style == "tags":  # given the thinking, their templates drop it
-        kept = simulated_user.chat_messages(dialogue, keep_thinking=True)
-        assert "z z z" in kept[2]["content"]
-        assert templates.encode_prompt(tokenizer, kept) == expected
 
 
 # --- 5. our own checkpoints, and templates by --chat-template FILE

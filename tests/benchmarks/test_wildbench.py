@@ -74,14 +74,6 @@ def test_wb_reward_of_all_published_verdict_counts():
     assert seen == 312
 
 
-def test_macro_average_of_all_published_task_scores():
-    rows = list(csv.DictReader(open(stored("published_task_scores.csv"))))
-    for row in rows:
-        macro = wildbench.macro_average({name: float(row[name]) for name in wildbench.GROUPS})
-        assert macro == pytest.approx(float(row["WB_score_task_macro"]), abs=1e-6)
-    assert len(rows) == 31
-
-
 # --- rules by hand
 
 
@@ -115,27 +107,6 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(t
     assert score_stored(tmp_path, marks, mode="score", max_invalid=1)["wb_score"] == 40
     paper = score_stored(tmp_path, marks, mode="score", protocol="paper", max_invalid=1)
     assert paper["wb_score"] == pytest.approx(20 * (18 / 6 - 5))
-
-
-def test_references_are_averaged_and_a_task_counts_once_in_a_group():
-    """Task 1 has two tags of one group; each reference is judged in both orders."""
-    rows = []
-    for task, reference, side, choice in (
-        (1, "x", "A", "A+"),
-        (1, "x", "B", "B+"),
-        (2, "x", "A", "A++"),
-        (2, "x", "B", "A+"),
-        (1, "y", "A", "A=B"),
-        (2, "y", "A", "B++"),
-    ):
-        row = {"id": task, "reference": reference, "model_is": side, "choice": choice}
-        row |= {"primary_tag": "Planning" if task == 1 else "Math", "secondary_tags": ["Reasoning"]}
-        rows.append(row | {"output_len": 2, "reference_len": 2})
-    out = wildbench.score_verdicts(rows, "reward")
-    assert out["references"] == {"x": 37.5, "y": -50.0} and out["wb_reward"] == -6.25
-    one, two = (0.5 + 0.5 + 0) / 3, (1 - 0.5 - 1) / 3
-    assert out["groups"]["Planning & Reasoning"] == pytest.approx(100 * (one + two) / 2)
-    assert out["groups"]["Math & Data Analysis"] == pytest.approx(100 * two) and out["macro"] is None
 
 
 def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():

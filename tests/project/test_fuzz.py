@@ -13,17 +13,14 @@ import re
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from chat_server import ask_for
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import traits, wildbench
 from rewards import judged
-from rlmt.data import load_prompts, read_pairs, read_prompts, read_traces
+from rlmt.data import read_pairs, read_prompts, read_traces
 from rlmt import chat as templates
-import train_dpo
 import train_sft_warmstart
 import utils
-from rlmt.endpoint import Endpoint
 from rlmt import chat
 
 CASES, LARGE = 100, int(os.environ.get("FUZZ", 0))
@@ -286,59 +283,11 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
 
 # --- files: rows, or exit code 2 with file and line; nothing else, and no row lost
 
-lines = (
-    st.binary(max_size=40)
-    | values.map(lambda v: json.dumps(v).encode())
-    | st.dictionaries(st.sampled_from(["id", "messages", "prompt", "thinking", "x"]), values, max_size=4).map(
-        lambda v: json.dumps(v).encode()
-    )
-)
 turns = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": anything}),
     min_size=1,
     max_size=3,
 )
-
-
-fields = st.fixed_dictionaries(
-    {},
-    optional={
-        name: values | anything
-        for name in (
-            "id",
-            "thinking",
-            "response",
-            "chosen",
-            "rejected",
-            "chosen_thinking",
-            "rejected_thinking",
-        )
-    },
-)
-
-
-@slow
-@given(fields, st.sampled_from(["think", "plain"]))
-@example({"thinking": [], "response": 5}, "think")
-@example({"thinking": "\ud800", "response": "y"}, "think")
-@example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
-def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
-    path, tokenizer = (
-        tmp_path_factory.getbasetemp() / "types.jsonl",
-        tokenizers["qwen25_instruct", think_format],
-    )
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}], **row}) + "\n")
-    read = fails(read_traces, path)
-    if isinstance(read, str):
-        assert f"{path}:1: " in read
-    else:
-        traces, unread = read
-        kept, dropped = train_sft_warmstart.build_rows(traces, tokenizer, think_format, 10**6)
-        assert len(kept) + len(dropped) + len(unread) == 1
-    pairs = fails(train_dpo.load_pairs, train_dpo.Args(pairs=str(path), think_format=think_format), tokenizer)
-    assert str(path) in pairs if isinstance(pairs, str) else len(pairs[0]) + len(pairs[1]) == 1
-    prompts = fails(load_prompts, str(path), tokenizer, 10**6)
-    assert str(path) in prompts if isinstance(prompts, str) else len(prompts[0]) == 1
 
 
 FORM_FIELDS = ("messages", "prompt", "completion", "output", "thought", "response", "chosen", "rejected")
@@ -364,25 +313,6 @@ def test_forms_of_any_values(tmp_path_factory, row):
             assert all(row["reason"] for row in dropped)
     found = fails(read_prompts, path)
     assert f"{path}:1: " in found if isinstance(found, str) else len(found) == 1
-
-
-@given(st.lists(text, min_size=1, max_size=3, unique=True), st.floats(0, 1))
-def test_the_cache_of_an_endpoint_cut_at_any_byte(tmp_path_factory, texts, share):
-    """Every reply before the cut is there, the torn line is gone, and what follows is appended to whole
-    lines."""
-    store = tmp_path_factory.mktemp("store") / "s.jsonl"
-    judge, again = (Endpoint("m", store, "http://localhost:1/v1", price=(1, 1)) for _ in range(2))
-    for request, t in zip(ask_for(*texts), texts):
-        judge._save(request, 0, json.dumps({"choices": [{"message": {"content": t}}]}))
-    whole = store.read_bytes()
-    cut = round(share * len(whole))
-    store.write_bytes(whole[:cut])
-    n = whole[:cut].count(b"\n")
-    again._read_store()
-    assert list(again.bodies.items()) == list(judge.bodies.items())[:n]
-    again._save(ask_for("new")[0], 0, json.dumps({"choices": [{"message": {"content": "new"}}]}))
-    lines = store.read_bytes().splitlines(keepends=True)
-    assert lines[:n] == whole.splitlines(keepends=True)[:n] and len(lines) == n + 1
 
 
 # --- rewards

@@ -12,7 +12,7 @@ import pytest
 
 import rewards
 import train_grpo
-from rewards import gold, shaping, unsupervised
+from rewards import gold, unsupervised
 
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -55,16 +55,6 @@ def test_majority():
     values = unsupervised.majority([row(text) for group in groups for text in group], 4)
     assert values[:8] == [1, 1, 0, 0, 1, 0, 0, 1]
     assert values[8:] == [*[None] * 4, 1, 1, 1, 0, 1, 1, 0, 0]
-
-
-def test_what_gets_a_floor_is_no_measure_of_the_others():
-    bad = {"status": "nested", "gets_floor": True}
-    lengths = [row(n_tokens=n) for n in (400, 500, 600)] + [row(n_tokens=2, **bad)]
-    assert shaping.length(lengths, 4) == [0.5, 0.0, -0.5, None]
-    assert shaping.length([row(n_tokens=2, **bad), row(n_tokens=9)], 2) == [None, 0.0]
-    # 4, 4 and 3 against 3 by the well-formed ones
-    assert unsupervised.majority([row("3"), row("4", **bad), row("4", **bad)], 3) == [1, 0, 0]
-    assert unsupervised.majority([row("3", **bad), row("none"), row("4", **bad)], 3) == [None] * 3
 
 
 def indicators(folder, rows: list, group_size: int) -> dict:

@@ -4,10 +4,8 @@ import gzip
 import json
 from types import SimpleNamespace
 
-import datasets
 import pandas as pd
 import pytest
-from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
 from rlmt import chat as templates
@@ -41,20 +39,6 @@ def write(path, rows):
 
 
 # --- files
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet"])
-def test_read_rows(tmp_path, name):
-    path = write(tmp_path / name, ROWS)
-    assert read_rows(path, "messages", "n") == ROWS
-    assert read_rows(str(path)) == ROWS
-    without_id = [{"prompt": row["messages"], "data": {"i": row["n"]}} for row in ROWS]
-    read = read_rows(write(tmp_path / f"prompt_{name}", without_id), "messages")
-    assert [row["messages"] for row in read] == [row["messages"] for row in ROWS]
-    assert [row["data"] for row in read] == [{"i": 0}, {"i": 1}, {"i": 2}]
-    assert not any("id" in row for row in read_rows(tmp_path / f"prompt_{name}", make_ids=False))
-    assert read_rows(path, make_ids=False) == ROWS
-    assert len({row["id"] for row in read}) == 3 and all(row["id"].startswith("prompt_rows") for row in read)
 
 
 NOT_MESSAGES = [
@@ -233,35 +217,6 @@ def test_forms_of_a_prompt(tmp_path):
 
 
 # --- places
-
-
-def test_folders_as_datasets_saves_them(tmp_path, exits, monkeypatch):
-    """A data set, one with splits, and one as it is downloaded from the hub."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    trace = {"messages": [*QUESTION, turn("assistant", THOUGHT)]}
-    train = Dataset.from_list([trace, trace])
-    splits = DatasetDict({"train": train, "test": Dataset.from_list([trace])})
-    single = str(tmp_path / "single")
-    whole = str(tmp_path / "whole")
-    train.save_to_disk(single)
-    splits.save_to_disk(whole)
-
-    downloaded = str(tmp_path / "downloaded")
-    (tmp_path / "downloaded" / "data").mkdir(parents=True)
-    splits["train"].to_parquet(f"{downloaded}/data/train-00000-of-00001.parquet")
-    splits["test"].select([0]).to_parquet(f"{downloaded}/data/test-00000-of-00002-6ef3991c06080e14.parquet")
-
-    for name in (single, whole, f"{whole}:train", downloaded, f"{downloaded}:train"):
-        traces, _ = read_traces(name)
-        assert [row["thinking"] for row in traces] == ["z", "z"]
-        assert len({row["id"] for row in traces}) == 2
-        assert [len(prompt["messages"]) for prompt in read_prompts(name)] == [2, 2]
-    assert len(read_traces(f"{whole}:test")[0]) == 1
-
-    for name in (single, whole, downloaded):
-        assert "no split 'val'; write " in exits(read_traces, f"{name}:val")
-    (tmp_path / "single" / "data-00000-of-00001.arrow").unlink()
-    assert f"{single}: cannot be read" in exits(read_traces, single)
 
 
 # --- prompts of a training run

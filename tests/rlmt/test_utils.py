@@ -175,16 +175,6 @@ def test_split_thinking(think_format):
     assert met == STATUSES or (think_format == "plain" and met == {"ok", "empty_response", "truncated"})
 
 
-@pytest.mark.parametrize("think_format", FORMATS)
-def test_a_good_completion_cut_anywhere_is_truncated(think_format):
-    text = join_thinking("why", "because", think_format)
-    for end in range(len(text)):
-        assert split_thinking(text[:end], think_format, finished=False).status == "truncated", text[:end]
-    stops_by_itself = bool(utils.THINK_FORMATS[think_format].stop)
-    whole = split_thinking(text, think_format, finished=False)
-    assert whole.status == ("ok" if stops_by_itself else "truncated")
-
-
 def released_reading(text: str, opening: str, closing: str) -> str:
     """Follows the rule of the released training code step by step, for one pair of delimiters."""
     behind_opening = text.find(opening)
