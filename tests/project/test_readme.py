@@ -243,18 +243,6 @@ def test_every_preset_builds(script):
             rewards.read_parts(args)
 
 
-def test_what_a_preset_sets_is_printed_and_the_rate_of_lora_is_doubted(here):
-    """Not if the preset sets LoRA or the rate is given."""
-    args = ["train_grpo.py", "--preset", "toy", "--model", "nowhere"]
-    said = [
-        here(*args).stdout,
-        here(*args, "--lora-r", 4).stdout,
-        here(*args, "--lora-r", 4, "--learning-rate", 1e-2).stdout,
-    ]
-    assert all("--preset toy sets prompts data/toy/rl_prompts.jsonl, " in text for text in said)
-    assert ["LoRA wants about ten times as much" in text for text in said] == [False, True, False]
-
-
 @pytest.mark.parametrize(
     "path", [path for path in SOURCES if path.parent.name != "dev"], ids=lambda path: path.name
 )
