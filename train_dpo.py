@@ -55,6 +55,8 @@ from rlmt.data import (
     load_prompts,
     read_log,
     read_pairs,
+    to_jsonl,
+    write_file,
     write_jsonl,
 )
 from rlmt.memory import check_memory, dpo_gib, trained_gib
@@ -448,7 +450,7 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
             golds = gold_of(measure_gold, members)
             for place, preference, gold in zip(chunk, scores, golds, strict=True):
                 rows.append({"place": place, "rewards": {"preference": preference} | gold})
-        write_jsonl(path, rows)
+        write_file(path, to_jsonl(rows))  # of each process
         n_cut = sum(reward_model.cut)
         if n_cut:
             print(f"WARNING: {n_cut} texts are too long for the reward model, which did not see their ends")

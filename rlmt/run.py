@@ -547,6 +547,8 @@ class Training:
     """The run's length, steps of an earlier start included."""
     columns: dict[str, str]
     """{title on the screen: key of the metrics}."""
+    sampler: object = None
+    """Of a loop that generates; a run that was stopped closes it."""
     checks: list[Callable] = ()
     """Functions of (step, metrics, completions) that raise an error, or return a reason to end the run after
     this step."""
@@ -682,23 +684,21 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def training(run: Run, *parts, sampler=None, **options) -> Iterator[Training]:
+def training(*parts, **options) -> Iterator[Training]:
     """Surrounds the loop of a training script: ends it in order on SIGTERM, and with its stacks if it hangs.
 
-    Args:
-        parts, options: the other fields of Training.
-        sampler: of a loop that generates; a run that was stopped closes it.
+    `parts` and `options`: the fields of Training.
     """
     _hold_process_group()
-    train = Training(run, *parts, **options)
+    train = Training(*parts, **options)
     before = signal.signal(signal.SIGTERM, train.on_sigterm)
     try:
         yield train
     except Stopped as stopped:
-        run.accelerator.print(
+        train.run.accelerator.print(
             f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
         )
-        leave(sampler)
+        leave(train.sampler)
         sys.exit(STOPPED)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -25,6 +25,7 @@ from rlmt import model as policy
 from rlmt import chat as templates
 import train_dpo
 from data.toy import world
+from rlmt.run import rows_of_step
 from train_dpo import Pair, build_pairs, load_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     args = train_dpo.Args(pairs=str(path), max_completion_tokens=100)
-    pairs, dropped = load_pairs(args, tokenizer)
+    pairs, dropped, _ = load_pairs(args, tokenizer)
     skipped = Counter(row["reason"] for row in dropped)
     assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
     assert pairs[0].prompt_ids == templates.encode_prompt(tokenizer, user)
@@ -113,7 +114,7 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert tokenizer.decode(pairs[1].chosen_ids) == "<think>\nham\n</think>\n\ncheese<|im_end|>"
 
     args.think_format = "plain"
-    pairs, dropped = load_pairs(args, tokenizer)
+    pairs, dropped, _ = load_pairs(args, tokenizer)
     assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
     # without its thinking, the answer in tags is the rejected one
     skipped = Counter(row["reason"] for row in dropped)
@@ -182,7 +183,7 @@ def ours() -> dict[int, tuple[dict, torch.Tensor]]:
     for micro_batch_tokens in (1, 100, 10_000):
         args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
         pairs = [Pair(p.id, p.prompt_ids, p.chosen_ids, p.rejected_ids) for p in PAIRS]
-        pairs.sort(key=train_dpo.n_padded, reverse=True)
+        pairs = policy.longest_first(pairs, train_dpo.lengths_of)
         model = policy.Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
         train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
         perturb(model.model)
@@ -242,7 +243,7 @@ def test_shares_are_equally_many_and_nothing_counts_twice():
         shares = []
         for rank in range(2):
             process = SimpleNamespace(num_processes=2, process_index=rank)
-            shares.append(train_dpo.deal(pairs, process))
+            shares.append(train_dpo.deal_all(pairs, process))
         assert len(shares[0]) == len(shares[1])
         counted = [pair.id for share in shares for pair in share if pair.weight == 1.0]
         assert sorted(counted) == [pair.id for pair in pairs]
@@ -250,10 +251,9 @@ def test_shares_are_equally_many_and_nothing_counts_twice():
 
 def test_order_of_pairs():
     """Two epochs of five pairs, two a step: 2, 2, 1 and again."""
-    args = train_dpo.Args(batch_size=2, seed=3)
 
     def epoch(number: int, first_step: int) -> list[list[str]]:
-        steps = [train_dpo.pairs_of_step(PAIRS, first_step + i, number, args) for i in (1, 2, 3)]
+        steps = [rows_of_step(PAIRS, first_step + i, 2, 3, number, leaves_out_rest=False) for i in (1, 2, 3)]
         return [[pair.id for pair in step] for step in steps]
 
     epochs = [epoch(1, 0), epoch(1, 3), epoch(2, 0), epoch(2, 3)]
@@ -437,19 +437,6 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path, capsys):
         assert found == [without_measurements(row) for row in rows_of(whole / name)], name
 
 
-def test_a_run_does_not_resume_with_fewer_rounds(whole, data, capsys):
-    """Its model is that of the last round; a summary of fewer rounds would say otherwise."""
-    summary = (whole / "summary.json").read_text()
-    with pytest.raises(SystemExit) as ended:
-        train(data, whole, rounds=1, gold_prompts=str(data / "held_out.jsonl"), resume=True)
-    assert ended.value.code == 2
-    message = capsys.readouterr().err
-    assert (
-        "has begun round 2, so --rounds 1 is too few" in message and "round-1/model is the model" in message
-    )
-    assert (whole / "summary.json").read_text() == summary
-
-
 def test_lora(data, tmp_path):
     """Without LoRA the first step has the same loss; the adapter is merged."""
     pairs = str(data / "pairs.jsonl")
@@ -502,7 +489,6 @@ def test_offline_on_a_preference_file(data, tmp_path, capsys):
         assert ended.value.code == 2
         return capsys.readouterr().err
 
-    assert "leave --rounds at 1" in refuses(rounds=2)
     held_out = str(one_row(data, tmp_path))
     assert "1 are trained on" in refuses(rounds=1, gold_prompts=held_out)
 
@@ -525,13 +511,7 @@ def test_a_round_without_a_pair_says_so(data, tmp_path, capsys):
 
 def test_arguments_that_cannot_work(data, here, tmp_path):
     for more, message in (
-        (["--samples-per-prompt", 1], "can give no pair"),
-        (["--min-valid", 7], "can give no pair"),
         (["--prompts-per-round", 21], "20 prompts are fewer"),
-        (
-            ["--lora-r", 4, "--load-in-4bit", "--rounds", 2],
-            "each round would load the last one's model in 4 bit",
-        ),
         (["--think-format", "loud"], "'loud' is unknown"),
     ):
         done = here(*start(data, tmp_path / "run")[1:], *more)

@@ -106,7 +106,7 @@ def test_ordinary_rows_train_in_the_plain_format(tokenizer, tmp_path, capsys):
     assert "20 traces, 20 kept, dropped: none" in said and "[[[You get 1 dish.<|im_end|>]]]" in said
     with pytest.raises(SystemExit):
         train_sft_warmstart.main(Args(**values))
-    assert "only 0 of 20 traces can be trained on ({'empty_thinking': 20})" in capsys.readouterr().err
+    assert "20 traces, 0 kept, dropped: {'empty_thinking': 20}" in capsys.readouterr().err
 
     _, dropped = build_rows([trace(), trace(thinking="")], tokenizer, "plain", 512)
     assert [row["reason"] for row in dropped] == ["empty_thinking"]
@@ -125,17 +125,17 @@ LONG = [*MANY, trace(id=40, response="You get 1 dish. " * 200)]
 @pytest.mark.parametrize(
     "traces, changes, message",
     [
-        (WITH_TAGS, {}, "only 1 of 4 traces can be trained on ({'nested': 3})"),
-        (MANY, {"max_length": 20}, "40 of 40 traces are longer than --max-length 20; "),
-        (MANY[:8], {}, "only 8 of 8 traces can be trained on ({}), and a step takes --batch-size 16"),
+        (WITH_TAGS, {}, "4 traces, 1 kept, dropped: {'nested': 3}"),
+        (MANY, {"max_length": 20}, "40 traces, 0 kept, dropped: {'too_long': 40}"),
+        (MANY[:8], {}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 16"),
         (LONG, {"max_length": 2000}, "tokens are more than the 512 of"),
         (
             MANY,
             {"think_format": "zero_think"},
-            "--think-format zero_think has no warm start; use think or plain",
+            "it has no warm start",
         ),
-        (MANY, {"think_format": "thinking"}, "--think-format thinking has no warm start; use think or plain"),
-        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "({'not_ending_in_assistant': 1})"),
+        (MANY, {"think_format": "thinking"}, "'thinking' is unknown"),
+        ([{"id": 1, "messages": [], "thinking": "z"}], {}, "{'not_ending_in_assistant': 1}"),
     ],
 )
 def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, capsys):
@@ -216,7 +216,9 @@ def test_the_learning_rate_is_transformers():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3.0)
     scheduler = get_cosine_schedule_with_warmup(optimizer, math.ceil(0.1 * 37), 37)
     for step in range(37):
-        assert policy.cosine_rate(3.0, step, 37, 0.1) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        expected = scheduler.get_last_lr()[0]
+        assert policy.set_cosine_rate(optimizer, 3.0, step + 1, 37, 0.1) == pytest.approx(expected, abs=1e-12)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, abs=1e-12)
         optimizer.step()
         scheduler.step()
 
@@ -362,6 +364,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(traces, tmp_
     steps = sorted(int(mark.parent.name.removeprefix("checkpoint-")) for mark in run.glob("*/complete"))
     for step in steps:
         assert all(weight.isfinite().all() for weight in weights_of(run / f"checkpoint-{step}").values())
-    assert f"--resume continues from checkpoint-{steps[-1]}" in capsys.readouterr().err
     rows = [json.loads(line) for line in (run / "not_finite-rank0.jsonl").read_text().splitlines()]
     assert len(rows) == 8 and rows[0]["ids"]
