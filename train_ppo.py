@@ -81,6 +81,8 @@ from rlmt.run import (
 from rlmt.sampler import (
     FormatGuard,
     check_any_reward,
+    check_split,
+    choose_rollout,
     completion_metrics,
     gather_rewards,
     mini_batches,
@@ -88,7 +90,6 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    wants_vllm,
 )
 import torch
 from accelerate import Accelerator
@@ -96,13 +97,14 @@ from accelerate.utils import gather_object
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
+from train_grpo import grpo_loss  # it is PPO's too: the advantages make the difference
 from utils import fail
 from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
-# PRESETS, at the end of this file, have other values for the runs of the paper and of another
+# PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args(RLArgs):
     # model and data
@@ -123,27 +125,6 @@ class Args(RLArgs):
     importance_correction: Literal["none", "token_truncate"] = "none"
     """Weights each token by the ratio of trainer's to sampler's probability, at most IMPORTANCE_CAP (TIS).
     The paper has none."""
-    # reward
-    rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
-    format:gate. See rewards/__init__.py."""
-    unsafe_code: bool = False
-    """Run the programs of the reward `code` without bubblewrap: they can read your files and use the
-    network."""
-    reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
-    brief.limit=50."""
-    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
-    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    on_bad_format: Literal["floor", "null", "score"] = "floor"
-    """Sets the reward of a malformed, empty or truncated completion. floor: the lowest of its step minus
-    `format_margin`. score: what the reward model gives to its text, as to any other. null, the strict mode of
-    the released code: one without the tag that opens its response (in a Zero format, that closes it) is
-    scored as the text [NULL], any other as it is."""
-    format_margin: float = 1.0
-    """What --on-bad-format floor subtracts, in units of the reward."""
     # algorithm
     steps: int = 120
     """Rollouts (table 7: 120, one epoch)."""
@@ -240,51 +221,6 @@ def whiten(x: torch.Tensor, mask: torch.Tensor, accelerator: Accelerator) -> tor
     """Returns x (B, T) with mean 0 and variance 1 over the tokens of all processes; 0 where mask is 0."""
     mean, variance = moments(x, mask, accelerator)
     return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
-
-
-def policy_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    reference_logprobs: torch.Tensor | None,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    epsilon: tuple[float, float],
-    kl_coef: float,
-    importance_weights: torch.Tensor | float = 1.0,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the loss of a micro-batch, summed over its tokens, and sums over its tokens of what is logged.
-
-    Args:
-        logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
-        the first
-            update of the rollout, of the reference; the last is None without a KL term in the loss.
-        advantages: (B, T).
-        mask: (B, T), 1 on the tokens that are trained on.
-        importance_weights: (B, T), trainer's over sampler's probability.
-    """
-    log_ratio = (logprobs - old_logprobs) * mask
-    ratio = log_ratio.exp()
-    lowest = 1 - epsilon[0]
-    highest = 1 + epsilon[1]
-    clipped = ratio.clamp(lowest, highest)
-    token_loss = -torch.min(ratio * advantages, clipped * advantages) * importance_weights
-
-    too_low = (ratio < lowest) & (advantages < 0)
-    too_high = (ratio > highest) & (advantages > 0)
-    sums = {  # sums here; sum_and_divide makes the means that the names promise
-        "clip_ratio/low_mean": (too_low * mask).sum(),
-        "clip_ratio/high_mean": (too_high * mask).sum(),
-        "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
-        "approximate_kl": ((ratio - log_ratio - 1) * mask).sum(),  # k3 of (policy that sampled || policy)
-    }
-    if reference_logprobs is not None:
-        # k3, an unbiased and non-negative estimate of KL(policy || reference):
-        # http://joschu.net/blog/kl-approx.html
-        reference_log_ratio = (reference_logprobs - logprobs) * mask
-        kl = reference_log_ratio.exp() - reference_log_ratio - 1
-        token_loss = token_loss + kl_coef * kl
-        sums["kl"] = (kl * mask).sum()
-    return (token_loss * mask).sum(), {name: value.detach() for name, value in sums.items()}
 
 
 def value_loss(
@@ -436,20 +372,26 @@ def accumulate_policy_gradients(
             importance_weights = 1.0
             if args.importance_correction == "token_truncate":
                 importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, IMPORTANCE_CAP)
-            loss, batch_sums = policy_loss(
+            reference_logprobs = None
+            if args.kl == "loss":
+                reference_logprobs = batch.get("reference_logprobs")
+            loss, batch_sums = grpo_loss(
                 logprobs,
                 old_logprobs,
-                batch.get("reference_logprobs") if args.kl == "loss" else None,
+                reference_logprobs,
                 batch["advantages"],
                 mask,
-                args.epsilon,
-                args.kl_coef,
+                mask,  # a sum here, divided by the tokens of the whole update below
                 importance_weights,
+                epsilon=args.epsilon,
+                beta=args.kl_coef,
             )
             loss = loss - args.entropy_coef * (entropies * mask).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss / n_tokens * accelerator.num_processes)
 
+        log_ratio = (logprobs.detach() - old_logprobs) * mask
+        batch_sums["approximate_kl"] = (log_ratio.exp() - log_ratio - 1).sum()
         batch_sums["loss"] = loss.detach()
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
@@ -459,12 +401,7 @@ def accumulate_policy_gradients(
 
 
 def accumulate_critic_gradients(
-    completions: list,
-    critic: nn.Module,
-    value_clip: float,
-    max_tokens: int,
-    pad_token_id: int,
-    accelerator: Accelerator,
+    completions: list, critic: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
 ) -> dict[str, float]:
     """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
 
@@ -472,7 +409,7 @@ def accumulate_critic_gradients(
     """
     n_tokens = count_trained_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    batches = micro_batches(completions, max_tokens, accelerator)
+    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         batch = collate(members, pad_token_id, accelerator.device)
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
@@ -480,7 +417,7 @@ def accumulate_critic_gradients(
 
         with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
-            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], value_clip)
+            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
             loss = (errors * mask).sum()
             accelerator.backward(loss / n_tokens * accelerator.num_processes)
 
@@ -490,16 +427,6 @@ def accumulate_critic_gradients(
 
 
 # --- before the loop
-
-
-def check_arguments(args: Args, accelerator: Accelerator) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    parts = accelerator.num_processes * args.updates_per_rollout
-    if args.prompts_per_step % parts:
-        fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
-            f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
-        )
 
 
 def load_learners(
@@ -516,15 +443,13 @@ def load_learners(
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    check_arguments(args, accelerator)
+    check_split(args, accelerator)
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
-    use_vllm = wants_vllm(args.rollout)
+    use_vllm = choose_rollout(args, accelerator)
     critic_path = find_critic(args, tokenizer)
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
     check_gold(args, args.prompts_per_step, accelerator)
@@ -549,20 +474,15 @@ def main(args: Args) -> None:
     if set(DENSE) & set(reward_names(args)):
         from rewards.dense import load_dense
 
-        dense_rewards = load_dense(
-            args, run.checkpoint, reference, tokenizer, accelerator
-        )  # some of them learn
+        # some of them learn
+        dense_rewards = load_dense(args, run.checkpoint, reference, tokenizer, accelerator)
     learners |= {source.name: source.learner for source in dense_rewards if source.learner}
     load_optimizers(run.checkpoint, learners)
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
-    sampler = policy_sampler(
-        args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
-    )
-    checks = [
-        sampler.check,
-        FormatGuard(args).check,
-    ]  # of weights that differ, and of completions that teach nothing
+    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
+    # of weights that differ, and of completions that teach nothing
+    checks = [sampler.check, FormatGuard(args).check]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse
@@ -625,9 +545,7 @@ def main(args: Args) -> None:
             updates = []
             for members in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
-                means |= accumulate_critic_gradients(
-                    members, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
-                )
+                means |= accumulate_critic_gradients(members, critic, args, pad_token_id, accelerator)
                 means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
                 check_finite(means, members, step, run.folder)  # before it reaches the weights
@@ -655,12 +573,11 @@ def main(args: Args) -> None:
     finish_run(run.folder, summary, sampler)
 
 
-# --- presets: rows of table 3, another paper, and the toy
+# --- presets: rows of table 3, and the toy
 
 PAPER = {
     "reward_on": "response",  # equation 3
     "on_bad_format": "score",  # released configs, strict mode off
-    "vllm_sleep": True,  # beside four 8B models and vLLM, 80 GB have no room for the update's activations
 }
 PRESETS: dict[str, dict] = {
     # the defaults of Args are table 7's; rows of table 3 add --model and --think-format:
@@ -670,27 +587,6 @@ PRESETS: dict[str, dict] = {
     "paper-instruct": {**PAPER, "on_bad_format": "null", "learning_rate": 3e-7},
     # of base models; the instruction of a Zero format needs room, as released
     "paper-zero": {**PAPER, "think_format": "zero_think", "max_prompt_tokens": 896},
-    # 2411.15124, its math alone; it also goes four times through a rollout, decays both rates, gives -10 to a
-    # completion that is cut off, and clips values at 0.2 where VALUE_CLIP has 0.5
-    "rlvr/tulu3": {
-        "prompts": "data/verifiable.jsonl",
-        "model": "allenai/Llama-3.1-Tulu-3-8B-DPO",
-        "think_format": "plain",
-        "on_bad_format": "score",
-        "rewards": ("math:10",),
-        "kl": "reward",
-        "kl_coef": 0.05,
-        "lam": 0.95,
-        "learning_rate": 3e-7,
-        "critic_learning_rate": 3e-7,
-        "prompts_per_step": 224,
-        "temperature": 1.0,
-        "critic": "reward_model",
-        "reward_model": "allenai/Llama-3.1-Tulu-3-8B-RM",
-        "max_prompt_tokens": 2048,
-        "max_completion_tokens": 2048,
-        "steps": 446,
-    },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
         "reward_model": "data/toy/reward_model",

@@ -420,7 +420,6 @@ PRESETS: dict[str, dict] = {
         "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 10,
-        "keep_checkpoints": 1,
     },
     "toy": {  # our choice
         "model": "data/toy/base",

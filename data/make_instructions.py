@@ -1,8 +1,7 @@
 """Makes prompts whose answers a program verifies: WildChat-IF prompts with constraints that we draw.
 
-    python -m data.make_instructions --prompts data/wildchat_if.jsonl --n 4000 --seed 0 --out
-    data/instructions.jsonl \\
-        --exclude google/IFEval
+    python -m data.make_instructions --prompts data/wildchat_if.jsonl --n 4000 --seed 0 \\
+        --out data/instructions.jsonl --exclude google/IFEval
 
 Each row is a prompt, unchanged, with one to three constraints behind it. They are of IFEval's 25 families
 (arXiv 2311.07911), in our own words, with numbers that fit answers of up to about 200 tokens. `--rewards

@@ -105,6 +105,7 @@ COLUMNS = {  # measure of a task: its title in the tables for people, and how ma
     "ifeval_greedy_cut_off": ("IFEval, greedy, cut off", 2),
 }
 MISSING = "–"
+COLOURS = {"grpo": "tab:blue", "ppo": "tab:orange", "dpo": "tab:green", "rlvr": "tab:red"}
 
 
 # --- 1. both
@@ -136,16 +137,25 @@ def plot(curves: pd.DataFrame, panels: list[tuple[str, str]], path: Path) -> Non
     """Plots pairs of columns, (horizontal, vertical), a line per run; with error bars where NAME_se is a
     column.
 
-    Where gold falls while the proxy rises, the reward is over-optimised.
+    A colour is an algorithm, a solid line thinks. Where gold falls while the proxy rises, the reward is
+    over-optimised.
     """
-    size = (4 * len(panels) + 1, 3.6)
+    size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
     figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
     for axis, (x, y) in zip(axes.flat, panels):
         for name, part in curves.groupby("run"):
-            axis.errorbar(part[x], part[y], part.get(f"{y}_se"), marker=".", linewidth=1, label=name)
+            line = "solid"
+            if "plain" in name:
+                line = "dashed"
+            if "whole" in name:  # the reward model reads the thinking too
+                line = "dotted"
+            colour = COLOURS[name.split("-")[0]]
+            errors = part.get(f"{y}_se")
+            axis.errorbar(part[x], part[y], errors, color=colour, linestyle=line, marker=".", label=name)
         axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=90)
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=100)
 
 
 def write_mean(line: dict, name: str, digits: int, sign: str) -> str:
@@ -197,7 +207,9 @@ def make_demo(results: Path) -> list[str]:
     curves = curves.dropna(subset="reward")  # SFT has none
     curves = curves[["run", "completions", *DEMO_CURVES]]
     curves.round(5).to_csv(results / "curves.csv", index=False)
-    plot(curves, [("completions", name) for name in DEMO_CURVES], results / "curves.png")
+    plot(
+        curves, [("completions", "reward/gold"), ("completions", "reward/preference")], results / "curves.png"
+    )
 
     reward_model = read_json(runs / "reward" / "summary.json")["held_out"]
     explanation = (

@@ -1,7 +1,7 @@
 """Judges the answers of experiments/small.sh by the gold reward model, on which nothing is trained.
 
-GOLD=results/small/runs/reward-gold/model DTYPE=auto python eval_wildbench.py --judge
-experiments/small_judge.py:judge ...
+GOLD=results/small/runs/reward-gold/model DTYPE=auto python eval_wildbench.py \\
+        --judge experiments/small_judge.py:judge ...
 """
 
 import os

@@ -191,7 +191,7 @@ def check(args, prompts: list[dict], accelerator) -> None:
     if "code" in parts:
         from rewards import sandbox
 
-        sandbox.check(args.unsafe_code)
+        sandbox.check(parts["code"].options["unsafe"])
 
 
 def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:

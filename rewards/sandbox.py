@@ -2,7 +2,7 @@
 has passed.
 
 A program runs in bubblewrap: no network, no other process, a folder of its own, and of all other files only
-Python's and /usr, to read. With --unsafe-code it runs without. Either way time, memory, processes and files
+Python's and /usr, to read. With `unsafe` it runs without. Either way time, memory, processes and files
 have limits, the environment is empty, and its whole process group is killed in the end.
 """
 
@@ -70,7 +70,8 @@ def _needs_own_user() -> bool:
                 problem = str(error)
     raise OSError(
         f"programs run in bubblewrap, but {problem}; apt install bubblewrap (a container must allow it to "
-        "make namespaces), or let programs read your files and use the network by --unsafe-code"
+        "make namespaces), or let programs read your files and use the network by --unsafe-code or, in "
+        "training, --reward-args code.unsafe=true"
     )
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from benchmarks.verified import last_boxed
-from rewards import code_runner
+from rewards import code_runner, sandbox
 from rewards.shared import Values, has_field, verified_values
 
 # --- 1. math: reading an answer
@@ -248,6 +248,7 @@ def code(
     value: float = 1.0,
     no_eos: float | None = None,
     timeout: float = 10.0,
+    unsafe: bool = False,
 ) -> Values:
     """Returns `value` where the program in the response passes all `tests`, else 0.
 
@@ -262,7 +263,9 @@ def code(
         partial: return `value` times the share of the tests that pass.
         value, no_eos: see shared.verified_values.
         timeout: wall time of all tests of a row, in seconds; twice that with `partial`.
+        unsafe: run programs without bubblewrap: they can read your files and use the network.
     """
+    sandbox.check(unsafe)
     # A policy that has settled writes the same program again and again: equal responses to equal tests are
     # run once.
     keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]

@@ -163,12 +163,13 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 
 # --- 3. checkpoints
 
+KEEP_CHECKPOINTS = 2  # the newest of a run; 0 keeps all
+
 
 def save_checkpoint(
-    run: Path, step: int, learners: dict[str, Learner], tokenizer, args, accelerator: Accelerator
+    run: Path, step: int, learners: dict[str, Learner], tokenizer, accelerator: Accelerator
 ) -> Path:
-    """Writes checkpoint-<step>, then deletes older ones so that `args.keep_checkpoints` are left; 0 keeps
-    all.
+    """Writes checkpoint-<step>, then deletes older ones so that KEEP_CHECKPOINTS are left.
 
     `learners`: {"model": the policy, "critic": ..., ...}.
     """
@@ -187,7 +188,7 @@ def save_checkpoint(
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:  # every process has written its part
         (folder / "complete").touch()
-        for older in numbered(run)[: -args.keep_checkpoints]:  # none for 0
+        for older in numbered(run)[:-KEEP_CHECKPOINTS]:
             shutil.rmtree(older)
     accelerator.wait_for_everyone()
     return folder

@@ -65,7 +65,7 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
     on_gpu = torch.cuda.is_available()
     precision_dtype = compute_dtype(dtype)
     handlers = [
-        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by --stall-minutes
+        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by STALL_MINUTES
         InitProcessGroupKwargs(timeout=timedelta(hours=6)),
         # gradients are views of DDP's buckets: copies would take 4 bytes a parameter more
         DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),

@@ -80,11 +80,6 @@ class RunArgs:
     """adamw_8bit: bitsandbytes' AdamW, 10 bytes per trained parameter in place of 16; for one GPU or DDP."""
     save_steps: int = 20
     """Steps between checkpoints."""
-    keep_checkpoints: int = 2
-    """Checkpoints kept; 0 keeps all."""
-    stall_minutes: float = 60.0
-    """A run that hangs for so long ends, with the stacks of its threads on stderr. It does not count while a
-    judge or a simulator is asked."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
     """Where the metrics of each step go besides metrics.jsonl; a resumed run goes on in the same run
     there."""
@@ -107,7 +102,7 @@ class RolloutArgs(RunArgs):
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     vllm_memory: float = 0.3
-    """Share of each GPU that vLLM reserves."""
+    """Share of each GPU that vLLM reserves for a rollout; between rollouts it gives its memory back."""
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
@@ -117,23 +112,45 @@ class RolloutArgs(RunArgs):
 
 
 @dataclass
-class RLArgs(RolloutArgs):
-    """What GRPO and PPO ask for besides: who judges completions."""
+class ScoreArgs(RolloutArgs):
+    """What GRPO, PPO and DPO ask for besides: what scores completions, and what measures them."""
 
-    vllm_sleep: bool = False
-    """vLLM gives its memory back after each rollout, for the update's activations."""
-    judge: str = ""
-    """A model's name at --judge-url, for the rewards that ask one."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
-    budget: float = 0.0
-    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
+    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
+    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
+    reward_on: Literal["think+response", "response"] = "think+response"
+    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
+    reward_args: tuple[str, ...] = ()
+    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
+    brief.limit=50. DPO takes preference.chat_template=FILE (Jinja) alone."""
     gold: str = ""
     """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training
     completion and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
     gold_prompts: str = ""
-    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl,
-    best_by_gold/)."""
+    """Held-out prompt rows, measured by --gold at the start and at every checkpoint, or after every round of
+    DPO (held_out.jsonl, best_by_gold/)."""
+    budget: float = 0.0
+    """US dollars that a judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
+
+
+@dataclass
+class RLArgs(ScoreArgs):
+    """What GRPO and PPO ask for besides: what rewards completions."""
+
+    rewards: tuple[str, ...] = ("preference:1",)
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
+    format:gate. See rewards/__init__.py."""
+    on_bad_format: Literal["floor", "null", "score"] = "floor"
+    """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its
+    group (of PPO, its step). score: that of its text as it is. null, the released code's strict mode: a text
+    without the tag that opens its response, or in a Zero format without the closing one behind it, is scored
+    as [NULL]; any other as it is. score and null concern the reward model alone."""
+    format_margin: float = 1.0
+    """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest
+    reward of its group."""
+    judge: str = ""
+    """A model's name at --judge-url, for the rewards that ask one."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
 
 
 def parse_args(args_class: type, presets: dict[str, dict]):
@@ -207,8 +224,6 @@ LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
 FREE = (
     *LENGTH,
-    "stall_minutes",
-    "keep_checkpoints",
     "save_steps",
     "budget",
     "price",
@@ -220,7 +235,6 @@ FREE = (
     "model_url",
     "generate_only",
     "vllm_memory",
-    "vllm_sleep",
     "data_parallel",
     "tensor_parallel",
     "judge_tensor_parallel",
@@ -443,8 +457,7 @@ def resume(folder: Path, args, accelerator: Accelerator) -> Run:
         checkpoint = latest(folder)
         accelerator.print(f"resumes from {checkpoint or 'the beginning'}", flush=True)
     if checkpoint:
-        first_step = step_of(checkpoint)
-        last_logged = first_step
+        first_step = last_logged = step_of(checkpoint)
     if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
@@ -623,7 +636,7 @@ class Training:
         if self.measure and self.measure(step):
             best = self.run.folder / "best_by_gold"
             save_model(best, self.learners["model"].model, self.tokenizer, accelerator)
-        save_checkpoint(self.run.folder, step, self.learners, self.tokenizer, self.run.args, accelerator)
+        save_checkpoint(self.run.folder, step, self.learners, self.tokenizer, accelerator)
 
     def _log(self, step: int, metrics: dict, n_tokens: int) -> None:
         """Writes a line of metrics.jsonl, prints and reports it; main process only."""
@@ -650,13 +663,13 @@ class Training:
 
     def _expect_progress(self) -> None:
         """Ends the process with the stacks of its threads, unless this is called again within
-        --stall-minutes.
+        STALL_MINUTES.
 
         The timer is a thread without the GIL, so it also ends a process whose GIL is held. A debugger may
         take longer.
         """
         if sys.gettrace() is None:
-            faulthandler.dump_traceback_later(60 * self.run.args.stall_minutes, exit=True, file=STDERR)
+            faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
 
     def on_sigterm(self, number, frame) -> None:
         """Notes SIGTERM, at which the run stops at the end of its step."""
@@ -675,6 +688,7 @@ class Training:
             self.tracker.finish()
 
 
+STALL_MINUTES = 60  # a phase that takes longer ends the run, unless it asks a judge or a simulator
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
 STDERR = 2  # its number, which signal handlers and timers need
 

@@ -402,7 +402,7 @@ class Sampler:
         PartialState().print(f"WARNING: {message}; a second time in a row ends the run")
 
     def sleep(self) -> None:
-        """Frees the engine's GPU memory until the next `sync`, if it sleeps."""
+        """Frees the engine's GPU memory until the next `sync`."""
         self.backend.sleep()
 
     def close(self) -> None:
@@ -412,13 +412,22 @@ class Sampler:
         torch.cuda.empty_cache()
 
 
+def choose_rollout(args, accelerator: Accelerator) -> bool:
+    """Tells whether vLLM samples, and prints what does."""
+    use_vllm = wants_vllm(args.rollout)
+    backend = "transformers"
+    if use_vllm:
+        backend = "vLLM"
+    accelerator.print(f"rollouts by {backend}, on {accelerator.num_processes} processes")
+    return use_vllm
+
+
 def policy_sampler(
     args,
     tokenizer: Tokenizer,
     use_vllm: bool,
     max_tokens: int,
     max_length: int,
-    sleeps: bool = False,
     top_p: float = 1.0,
 ) -> Sampler:
     """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and
@@ -428,7 +437,7 @@ def policy_sampler(
     if use_vllm:
         from rlmt.vllm import Engine
 
-        backend = Engine(args.model, max_length, args.vllm_memory, sleeps, args.dtype)
+        backend = Engine(args.model, max_length, args.vllm_memory, args.dtype)
     else:
         backend = Transformers(tokenizer)
     return Sampler(backend, tokenizer, sampling, args.dtype)
@@ -529,6 +538,16 @@ def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> t
     """Returns the rewards of all processes' completions (P*G,), in the order of their prompts."""
     own_rewards = torch.tensor([completion.reward for completion in completions], device=accelerator.device)
     return accelerator.gather(own_rewards)
+
+
+def check_split(args, accelerator: Accelerator) -> None:
+    """Exits with 2 unless the prompts of a step can be split evenly, into processes and optimizer steps."""
+    parts = accelerator.num_processes * args.updates_per_rollout
+    if args.prompts_per_step % parts:
+        fail(
+            f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
+            f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
+        )
 
 
 def mini_batches(

@@ -55,7 +55,6 @@ class Engine:
     Args:
         max_length: tokens of the longest prompt and completion together; None: the model's context.
         memory: share of each GPU that vLLM reserves.
-        sleeps: whether `sleep` frees vLLM's memory.
         dtype: that of weights and computation, see utils.compute_dtype.
     """
 
@@ -66,7 +65,6 @@ class Engine:
         model: str,
         max_length: int | None,
         memory: float,
-        sleeps: bool = False,
         dtype: str = "auto",
     ):
         from vllm import LLM  # seconds to import
@@ -74,7 +72,6 @@ class Engine:
         gc.collect()
         torch.cuda.empty_cache()  # vLLM cannot take what torch keeps
         on_gpu = DEVICE == "cuda"
-        self.sleeps = sleeps and on_gpu  # vLLM cannot sleep on a CPU
         self.asleep = False
         options = {
             "model": model,
@@ -85,7 +82,7 @@ class Engine:
             "enforce_eager": not on_gpu,
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
-            "enable_sleep_mode": self.sleeps,
+            "enable_sleep_mode": on_gpu,  # vLLM cannot sleep on a CPU
         }
         if not on_gpu:
             # a seeded request whose prompt is split among batches fails on a CPU
@@ -146,7 +143,7 @@ class Engine:
 
     def sleep(self) -> None:
         """Frees vLLM's memory until the next `update`; untested, as it needs a GPU."""
-        if self.sleeps and not self.asleep:
+        if DEVICE == "cuda" and not self.asleep:
             self.llm.sleep(level=2)  # weights are dropped: the next ones come by update
             self.asleep = True
 

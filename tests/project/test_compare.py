@@ -11,11 +11,9 @@ from script_runs import ROOT, in_this_process
 import eval_benchmarks
 import eval_wildbench
 from rlmt import run as run_folders
-import train_reward
 from benchmarks import ifeval
 from benchmarks.scoring import add_to_index, for_summary
 from experiments import compare
-from rewards import gold
 from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
 
@@ -159,47 +157,3 @@ def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
     assert line["gold_at_equal_length_n"] == 4
     assert compare.compare_at_equal_length(golds.head(3), lengths.head(3)) == {}
     assert compare.compare_at_equal_length(golds, 0 * lengths + 5.0) == {}
-
-
-def test_a_reward_model_counts_by_two_standard_errors_on_pairs_of_equal_length():
-    for n_right, verdict in ((59, "it does not count"), (61, "it counts")):
-        margins = [1.0] * n_right + [-1.0] * (100 - n_right)
-        pairs = [train_reward.Pair(str(n), str(n), [1], [2], 100, 99) for n in range(100)]
-        held_out = train_reward.calibration(margins) | train_reward.compare_with_length(margins, pairs)
-        assert f"so {verdict}" in compare.describe_reward_model("Gold", held_out)
-    pairs = [train_reward.Pair("a", "a", [1], [2], 10, 100)]
-    alone = train_reward.calibration([1.0]) | train_reward.compare_with_length([1.0], pairs)
-    assert "does not count, as hardly any pair" in compare.describe_reward_model("Gold", alone)
-
-
-def test_curves_are_those_of_the_held_out_prompts(tmp_path):
-    run = tmp_path / "runs" / "grpo-think-s0"
-    run.mkdir(parents=True)
-    used = {"prompts_per_step": 4, "group_size": 8}
-    (run / "config.json").write_text(json.dumps({"args": used}))
-    for step, value in ((10, 0.5), (20, None)):  # None: a judge failed
-        rows = []
-        for number in range(3):
-            rewards = {"gold": value, "preference": float(number)}
-            row = {"id": str(number), "status": "ok", "rewards": rewards}
-            rows.append(row | {"n_thinking_tokens": 3, "n_tokens": 9})
-        gold.log_held_out(run, step, rows)
-    compare.main(compare.Args("small", tmp_path))
-    curves = pd.read_csv(tmp_path / "curves.csv")
-    assert list(curves["completions"]) == [320, 640] and list(curves["proxy"]) == [1.0, 1.0]
-    assert curves["gold_ok"][0] == 0.5 and np.isnan(curves["gold_ok"][1])
-    assert (tmp_path / "overoptimisation.png").stat().st_size > 5000
-
-
-def test_the_judge_wants_a_gold_model_before_anything_is_generated(monkeypatch, exits):
-    monkeypatch.setenv("GOLD", "results/nowhere")
-    judge = str(ROOT / "experiments/small_judge.py:judge")
-    assert "results/nowhere" in exits(run_folders.load_function, judge)
-    monkeypatch.delenv("GOLD")
-    assert "GOLD=FOLDER" in exits(run_folders.load_function, judge)
-
-
-def test_tables_are_not_written_over_without_runs(tmp_path, exits):
-    (tmp_path / "table.md").write_text("measured")
-    said = exits(compare.main, compare.Args("small", tmp_path))
-    assert "no folder" in said and (tmp_path / "table.md").read_text() == "measured"

@@ -7,12 +7,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -28,7 +25,6 @@ from experiments import compare, tables
 
 ROOT = Path(__file__).parents[2]
 EVALUATE = (ROOT / "experiments" / "evaluate.sh").read_text()
-SCRIPTS = ("train_sft_warmstart", "train_grpo", "train_ppo", "train_dpo")
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
 ROWS = reproduce.table_rows(BLOCKS)
@@ -244,31 +240,6 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
     assert n_twins > 30
 
 
-def test_the_list_has_every_row_one_a_line(tmp_path, capsys):
-    reproduce.main(reproduce.Args(list=True, results=tmp_path))
-    listed = {table: [] for table in ROWS}
-    for line in capsys.readouterr().out.splitlines():
-        _, table, row, state = line.split(maxsplit=3)
-        listed[table].append(row)
-        assert re.fullmatch(r"s0: (done|interrupted|not yet run)", state)
-    assert (len(listed.pop("toy")), len(listed.pop("rewards"))) == (22, 29)
-
-    printed = tables.printed_numbers()
-    ours = printed[printed["row"] != ""]
-    trained = {name for name in BLOCKS if "/" not in name}
-    trained |= {row for row in ours["row"] if "-sft-" in row}
-    for table, rows in listed.items():
-        n_as_released = sum(row.endswith(tables.AS_RELEASED) for row in rows)
-        of_table = list(ours[ours["table"] == table]["row"].unique())
-        assert rows[n_as_released:] == of_table
-        if table in ("1", "3"):
-            as_released = {row.removesuffix(tables.AS_RELEASED) for row in rows[:n_as_released]}
-            needs = {row for row in of_table if row in trained and f"table{table}/{row}" in BLOCKS}
-            assert as_released <= needs
-    others = printed[printed["row"] == ""]  # they cannot be had
-    assert set(others["model_name"]) == {"Claude3.7-Sonnet", "Llama3.1-8B-BLEUBERI"}
-
-
 def test_a_row_is_evaluated_on_every_benchmark_that_its_table_prints():
     printed = tables.printed_numbers()
     for table in PAPER_TABLES:
@@ -279,77 +250,9 @@ def test_a_row_is_evaluated_on_every_benchmark_that_its_table_prints():
             assert set(block.evaluations) == wanted, block.name
 
 
-def test_one_card_looks_for_its_inputs_before_it_trains(tmp_path):
-    hub = {"TRACES": "OWNER/TRACES", "PROMPTS": "OWNER/PROMPTS:train", "RESULTS": str(tmp_path)}
-    script = (ROOT / "experiments" / "1gpu.sh").read_text()
-    given = os.environ | hub | {"TRACES": "data/none.jsonl", "BENCHMARKS": ""}
-    done = subprocess.run(["bash", "-c", HOOK + script], cwd=ROOT, env=given, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: data/none.jsonl: missing; README.md")
-
-    commands = [" ".join(command) for command in commands_of("1gpu.sh", **hub, BENCHMARKS="popqa")]
-    kinds = ["eval", "sft", "sft", "eval", "eval", "grpo", "grpo", "eval", "eval"]
-    assert [re.search("eval|sft|grpo", command)[0] for command in commands] == kinds
-    assert "--model Qwen/Qwen2.5-1.5B --dry-run" in commands[0]
-    assert not any("--dry-run" in command for command in commands[1:])
-
-
 def shown(name: str, capsys, **fields) -> list[str]:
     reproduce.main(reproduce.Args(show=name, **fields))
     return capsys.readouterr().out.splitlines()
-
-
-def test_a_row_by_hand(capsys, monkeypatch):
-    released = {"seeds": (3,), "as_released": True, "judge_flags": "--budget 20 --price 2.5 10"}
-    lines = shown("table4/llama3.1-8b-rlhf-gpt4.1mini", capsys, **released)
-    assert lines[0].startswith("export SEED=3 RESULTS=results JUDGE_FLAGS='--budget 20 --price 2.5 10' AS_RE")
-    launch = "accelerate launch --config_file accelerate/8gpu_fsdp2.yaml"
-    rl = "results/llama3.1-8b-rlhf-gpt4.1mini-s3"
-    assert [line for line in lines[1:] if line and line[0] != "#"] == [
-        f"{launch} train_sft_warmstart.py --model meta-llama/Llama-3.1-8B --think-format plain "
-        "--traces data/traces_gpt4.1mini.jsonl --seed 3 --out results/llama3.1-8b-sft-plain-gpt4.1mini-s3 --resume",
-        f"{launch} train_grpo.py --preset paper-as-released --think-format plain "
-        f"--model results/llama3.1-8b-sft-plain-gpt4.1mini-s3/model --seed 3 --out {rl} --resume",
-        f"env MAX_TOKENS=4096 THINK_FORMAT=auto MODEL_FLAGS= bash experiments/evaluate.sh {rl}/model {Path(rl).name}",
-    ]
-    variables = {"MAX_TOKENS": "4096", "RESULTS": "nowhere", "JUDGE_FLAGS": "--budget 20 --price 2.5 10"}
-    judged, others = expand(f"set -- m n wildbench popqa\n{EVALUATE}", **variables)
-    assert " ".join(judged) == (
-        "python eval_wildbench.py --mode reward --orders random --temperatures 0.7 --tasks data/wildbench.jsonl "
-        "--judge gpt-4o --protocol paper --budget 20 --price 2.5 10 --model m --top-p 0.95 --max-tokens 4096 "
-        "--think-format auto --seed 0 --out nowhere/n--wildbench --resume"
-    )
-    assert "--budget" not in others  # it has no judge
-
-    large = " ".join(shown("table2/qwen2.5-72b-instruct-released", capsys))
-    assert "'MODEL_FLAGS=--tensor-parallel 4' bash experiments/evaluate.sh Qwen/Qwen2.5-72B-Instruct" in large
-    theirs = " ".join(shown("table3/qwen2.5-7b-rlhf-zero-ppo-as-released", capsys))
-    assert (
-        "THINK_FORMAT=zero_plain" in theirs and "evaluate.sh checkpoints/qwen2.5-7b-rlhf-zero-ppo " in theirs
-    )
-
-
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"table": "7", "run": True}, "--table '7'"),
-        ({"table": "1", "row": "x", "run": True}, "--row 'x'"),
-        ({}, "nothing to do"),
-        ({"show": "table1/x"}, "no line of experiments/*.sh has this name"),
-        (
-            {"table": "1", "row": "llama3.1-8b-rlmt", "run": True},
-            "data/creative_writing, data/mmlu_redux, data/traces.jsonl, data/wildbench.jsonl, data/wildchat_if.jsonl: m",
-        ),
-        ({"table": "4", "row": "llama3.1-8b-rlmt-tulu3", "run": True}, "data/tulu3_random.jsonl"),
-        (
-            {"table": "1", "row": "llama3.1-8b-rlmt-as-released", "run": True},
-            "checkpoints/llama3.1-8b-rlmt, data/alpacaeval2",
-        ),
-    ],
-)
-def test_what_is_refused_before_anything_runs(fields, message, tmp_path, capsys):
-    with pytest.raises(SystemExit) as e:
-        reproduce.main(reproduce.Args(results=tmp_path, **fields))
-    assert e.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -361,43 +264,6 @@ def checkout(tmp_path, monkeypatch) -> Path:
         make(folder, path)
     monkeypatch.setattr(reproduce, "HERE", folder)
     return folder
-
-
-def test_what_is_finished_is_not_judged_again_with_templates(tmp_path):
-    """Unless the model has newer weights, of which the script says that they have changed."""
-    file = "alpacaeval2/eval_template.score"
-    make(tmp_path, f"templates/{file}", "model/model.safetensors", "results/m--wildbench/summary.json")
-    make(tmp_path, "results/m--alpacaeval2/config.json")  # was interrupted
-    variables = {"RESULTS": str(tmp_path / "results"), "TEMPLATES": str(tmp_path / "templates")}
-    variables["MODEL_FLAGS"] = "--model-url http://h/v1"  # a server that is there: none is started
-
-    def evaluated() -> list[str]:
-        command = f"set -- {tmp_path}/model m wildbench alpacaeval2\n"
-        return [" ".join(words) for words in expand(command + EVALUATE, **variables)]
-
-    os.utime(tmp_path / "model" / "model.safetensors", (1, 1))
-    commands = evaluated()
-    assert len(commands) == 1 and f"--template {tmp_path}/templates/{file}" in commands[0]
-    os.utime(tmp_path / "results" / "m--wildbench" / "summary.json", (0, 0))
-    assert len(evaluated()) == 2
-
-
-def test_each_judge_is_asked_before_anything_is_trained(checkout, tmp_path, capsys, serve):
-    """The judges of the rows that are about to run, gpt-4o and gpt-4.1; the second one is not there."""
-    names = []
-
-    def behave(text, n):
-        names.append(server.requests[-1][0]["model"])
-        return "y" if n == 0 else (404, {"error": {"message": "no such model"}})
-
-    server = serve(behave)
-    args = reproduce.Args(table="10", row="llama3.1-8b-rlmt-zero", run=True)
-    args.judge_flags = f"--judge-url {server.url}"
-    args.results = tmp_path / "results"
-    with pytest.raises(SystemExit) as error:
-        reproduce.main(args)
-    assert error.value.code == 2 and "the judge gpt-4.1" in capsys.readouterr().err
-    assert names == ["gpt-4o", "gpt-4.1"] and not args.results.exists()
 
 
 # --- tables
@@ -495,30 +361,6 @@ def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path, capsys
     assert unlike in text and f"WARNING: table1, {unlike}" in capsys.readouterr().err
 
 
-def test_values_without_a_common_mean_are_refused(tmp_path, capsys):
-    run = "llama3.1-8b-rlmt-s0--wildbench"
-    other_seed = {"run": run.replace("s0", "s1"), "value": 40.0, "fingerprint": "b"}
-    for other, message in (
-        (other_seed, "were not judged alike"),
-        (
-            {"run": run, "value": 40.0, "temperature": 0.0},
-            "several values of a seed, as of two temperatures",
-        ),
-    ):
-        write_index(tmp_path, [{"run": run, "value": 40.0, "fingerprint": "a"}, other])
-        with pytest.raises(SystemExit):
-            rendered(tmp_path, "1")
-        assert message in capsys.readouterr().err
-
-
-def test_a_row_of_ones_own_stands_in_the_papers_table(tmp_path):
-    write_index(tmp_path, measured(tmp_path, "mine-s0", WB=12.0))
-    rows = {"1": ROWS["1"] | {"mine": reproduce.Block("table1/mine", "")}}
-    text = tables.render(tmp_path, rows)["table1"]
-    line = next(line for line in text.splitlines() if line.startswith("| mine |"))
-    assert line.startswith("| mine | 12.0 |") and line.endswith("| partly measured |") and "(" not in line
-
-
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     (tmp_path / "toy").mkdir()
@@ -604,25 +446,6 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):
     assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == [("data", 0), ("mine/rl", 1)]
 
 
-def test_a_failure_ends_the_run(tmp_path, monkeypatch, capsys):
-    blocks = experiments(tmp_path, monkeypatch, "row mine/a sft --fail\nrow mine/b sft --sleep\n")
-    with pytest.raises(SystemExit) as e:
-        run(tmp_path, blocks, "mine/a", "mine/b")
-    assert "a s0 failed; its log is" in str(e.value) and "broken on purpose" in capsys.readouterr().out
-    assert not (tmp_path / "a-s0--gold").exists() and not (tmp_path / "b-s0").exists()
-
-
-def test_a_signal_ends_what_runs(tmp_path, monkeypatch):
-    blocks = experiments(tmp_path, monkeypatch, "row mine/b sft --sleep\n")
-    threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    began = time.monotonic()
-    with pytest.raises(SystemExit):
-        run(tmp_path, blocks, "mine/b")
-    assert time.monotonic() - began < 30
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert str(tmp_path / "job.py") not in running  # neither bash nor what it had started
-
-
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     """The base model on two tasks: run, found again, in the table."""
     row = "prompted"
@@ -664,23 +487,3 @@ def test_the_demo_runs_and_evaluates_every_row_of_its_table():
     assert sorted(outs_of(commands)) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
     assert commands[0] == ["python", "-m", "data.toy.world"]
     assert commands[-1][:4] == ["python", "-m", "experiments.compare", "demo"]
-
-
-def test_small_sh_evaluates_what_is_trained_and_makes_data_once(tmp_path):
-    given = {"RESULTS": str(tmp_path), "DATA": str(tmp_path)}
-    (tmp_path / "runs" / "grpo-plain-s1" / "model").mkdir(parents=True)
-    commands = commands_of("small.sh", **given, STAGES="evaluate")
-    models = {words[words.index("--model") + 1] for words in commands}
-    assert models == {"data/smollm2", f"{tmp_path}/runs/grpo-plain-s1/model"}
-
-    for name in outs_of(commands_of("small.sh", **given)):
-        (tmp_path / "runs" / name / "model").mkdir(parents=True, exist_ok=True)
-    commands = commands_of("small.sh", **given)
-    for pattern in compare.SMALL.values():
-        for name in {pattern.format(seed=seed) for seed in (0, 1)}:
-            assert {f"eval-{name}", f"ifeval-{name}"} <= set(outs_of(commands))
-    assert commands[-1][2:4] == ["experiments.compare", "small"] and commands[-1][-3:] == [
-        "--seeds",
-        "0",
-        "1",
-    ]

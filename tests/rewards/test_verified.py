@@ -9,7 +9,7 @@ import time
 import pytest
 from test_rewards import DATA, near, row, shared
 
-from benchmarks import ifbench, ifeval
+from benchmarks import ifeval
 from rewards import verified
 
 # --- 1. math
@@ -497,23 +497,18 @@ def test_a_response_without_a_letter_is_in_no_language(nltk_data):
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
-    """A recursion in json, a regular expression of quadratic time; also in the evaluation, and ifbench.py's
-    own checkers."""
+    """A recursion in json, a regular expression of quadratic time; also in the evaluation."""
     asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
     deep = row("[" * 3000, **asked("detectable_format:json_format"))
     wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))
     wide["kwargs"] = [{"num_placeholders": 1}]
-    slow = row("14, 21, 28, 35, 42, 49", **asked("custom:multiples", "format:list"))
-    slow["kwargs"] = [{}, {"sep": ","}]
     fine = row("[a] [b]", **asked("detectable_content:number_placeholders"))
     fine["kwargs"] = [{"num_placeholders": 2}]
     monkeypatch.setattr(ifeval.check, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
 
     start = time.monotonic()
-    assert verified.instructions([deep, wide, fine, slow], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0, 1.0]
-    monkeypatch.setitem(ifbench.CHECKERS, "custom:multiples", lambda text: time.sleep(60 * ("14" in text)))
-    assert verified.instructions([slow], partial=True) == [0.0]
+    assert verified.instructions([deep, wide, fine], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0]
     met = ifeval.check({"key": 1, "prompt": ""} | wide, wide["response"])
     assert met == {"strict": [False], "loose": [False], "timed_out": True}
     assert "timed_out" not in ifeval.check({"key": 1, "prompt": ""} | deep, deep["response"])

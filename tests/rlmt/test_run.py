@@ -49,7 +49,7 @@ class Args(RLArgs):
     names: tuple[str, ...] = ()
 
 
-PRESETS = {"small": {"steps": 3, "learning_rate": 1.0, "vllm_sleep": True}, "empty": {}}
+PRESETS = {"small": {"steps": 3, "learning_rate": 1.0, "dry_run": True}, "empty": {}}
 
 
 # --- arguments
@@ -66,13 +66,13 @@ def parse(monkeypatch):
 
 def test_default_then_preset_then_flag(parse, exits):
     assert parse() == Args()
-    small = Args(preset="small", steps=3, learning_rate=1.0, vllm_sleep=True)
+    small = Args(preset="small", steps=3, learning_rate=1.0, dry_run=True)
     assert parse("--preset", "small") == small
     assert json.dumps(vars(parse("--preset=small"))) == json.dumps(vars(small))
     for words in (["--preset", "small", "--steps", "7"], ["--steps=7", "--preset=small"]):
         assert parse(*words).steps == 7
     # a flag with the default's value is still a flag
-    assert parse("--preset", "small", "--steps", "10", "--no-vllm-sleep").vllm_sleep is False
+    assert parse("--preset", "small", "--steps", "10", "--no-dry-run").dry_run is False
     assert "unknown preset 'smal'" in exits(parse, "--preset", "smal")
     assert "--names is given 2 times" in exits(parse, "--names", "a", "--names=b")
 
@@ -294,21 +294,15 @@ def test_sigterm_stops_with_a_checkpoint(prompts, tmp_path):
     assert [row["step"] for row in rows_of(run)] == list(range(1, step + 1))
 
 
+# a file of rewards is also read by processes that are forked
+IMPATIENT = "from rlmt import run\nrun.STALL_MINUTES = 0.1\n"
+
+
 def test_a_run_that_hangs_ends_with_its_stacks_also_if_it_holds_the_gil(prompts, tmp_path):
     run = tmp_path / "run"
     own = tmp_path / "own.py"
-    own.write_text("import ctypes\ndef hang(rows):\n    ctypes.PyDLL(None).sleep(600)\n")
-    words = [
-        *TINY,
-        "--prompts",
-        prompts,
-        "--rewards",
-        f"{own}:hang:1",
-        "--stall-minutes",
-        "0.1",
-        "--out",
-        run,
-    ]
+    own.write_text(IMPATIENT + "import ctypes\ndef hang(rows):\n    ctypes.PyDLL(None).sleep(600)\n")
+    words = [*TINY, "--prompts", prompts, "--rewards", f"{own}:hang:1", "--out", run]
     process = started(words, tmp_path / "output")
     process.join(120)
     assert process.exitcode == 1
@@ -317,7 +311,10 @@ def test_a_run_that_hangs_ends_with_its_stacks_also_if_it_holds_the_gil(prompts,
 
 def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp_path):
     run = tmp_path / "run"
+    own = tmp_path / "own.py"
+    own.write_text("def count(rows):\n    return list(range(len(rows)))\n")
     words = [*DDP, *TINY, "--prompts", prompts, "--steps", "1000", "--save-steps", "2", "--out", run]
+    words += ["--rewards", f"{own}:count:1"]
 
     def start(*more: str) -> subprocess.Popen:
         command = [sys.executable, *map(str, words), *more]
@@ -342,9 +339,8 @@ def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp
     assert [row["step"] for row in rows_of(run)] == list(range(1, len(rows_of(run)) + 1))
 
     step = steps_saved(run)[-1]
-    ranks = started_ranks(
-        [*words, "--resume", "--save-steps", "1000", "--stall-minutes", "0.1"], tmp_path / "output"
-    )
+    own.write_text(IMPATIENT + own.read_text())
+    ranks = started_ranks([*words, "--resume", "--save-steps", "1000"], tmp_path / "output")
     wait_for_step(run, step + 4, lambda: all(rank.is_alive() for rank in ranks))
     os.kill(ranks[1].pid, signal.SIGSTOP)
     ranks[0].join(120)

@@ -5,13 +5,10 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import page
@@ -120,25 +117,6 @@ def test_what_is_shown_of_a_completion(tmp_path):
     assert unknown["numbers"] == lengths
 
 
-def test_the_top_of_the_page_says_what_was_run(tmp_path):
-    rows = [completion("a", 1, 1.0), completion("a", 2, 1.0, status="nested")]
-    a = write(tmp_path / "a", "completions.jsonl", rows)
-    (a / "command.txt").write_text("python train_grpo.py --seed 3\n")
-    (a / "config.json").write_text(json.dumps({"args": {"seed": 3, "out": "a"}}))
-    b = write(tmp_path / "b", "metrics.jsonl", [{"step": 1, "loss": 1.0}])
-    (b / "config.json").write_text(json.dumps({"args": {"seed": 4, "epochs": 2, "out": "b"}}))
-    (b / "summary.json").write_text("{}")
-    data = shown(tmp_path, a, b)
-    lines = ["training: 2 completions of 1 prompts; ok 1, nested 1"]
-    lines.append("not finished: no summary.json")
-    assert data["runs"] == [
-        {"name": "a", "command": "python train_grpo.py --seed 3", "lines": lines},
-        {"name": "b", "command": "", "lines": []},
-    ]
-    arguments = [{"name": "seed", "values": ["3", "4"]}, {"name": "epochs", "values": ["", "2"]}]
-    assert data["arguments"] == arguments
-
-
 def test_curves(tmp_path):
     nan = float("nan")
     first = {"step": 1, "loss": 2.0, "kl": nan, "reward/gold": 0.25, "reward": 1, "skipped": {}, "note": "x"}
@@ -156,100 +134,7 @@ def test_curves(tmp_path):
     assert curves["in rounds: x"]["lines"] == [in_rounds, []]
 
 
-def test_a_page_of_many_completions_shows_some_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "EXTREMES", 0)
-    rows = []
-    for prompt in range(60):
-        rows += [completion(f"p{prompt}", step, prompt, response=f"{k}") for step in (1, 2) for k in range(2)]
-    run = write(tmp_path / "run", "completions.jsonl", rows)
-    assert len(shown(tmp_path, run)["visits"]) == 120
-    data = shown(tmp_path, run, n=40)
-    assert data["sampled"].startswith("40 of the 240 completions are on this page")
-    steps = [visit["step"] for visit in data["visits"]]
-    assert steps == [1] * 10 + [2] * 10 and len(data["prompts"]) == 10  # a prompt comes with all its visits
-    assert len(shown(tmp_path, run, n=1)["visits"]) == 1  # a visit is never cut
-    with monkeypatch.context() as context:
-        context.setattr(page, "EXTREMES", 2)
-        data = shown(tmp_path, run, n=8)
-        assert {visit["highest"] for visit in data["visits"]} == {0, 59}  # both visits of either prompt
-
-    other = write(tmp_path / "other", "completions.jsonl", rows[:20])
-    data = shown(tmp_path, run, other, n=40)
-    assert all(all(visit["sides"]) for visit in data["visits"])  # those of both runs come first
-    monkeypatch.setattr(page, "MAX_CHARACTERS", 10 * len(rows[0]["text"]))
-    assert len(shown(tmp_path, run, n=40)["visits"]) == 5
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
-@pytest.mark.parametrize(
-    "low, high, ticks",
-    [
-        (0.09999999999999999, 0.1, [0.09, 0.1, 0.11]),  # means of equal values: one bit apart
-        (1.0, 1.001, [1, 1.0005, 1.001]),
-    ],
-)
-def test_a_curve_that_is_flat_but_for_rounding_has_ticks(low, high, ticks):
-    template = page.TEMPLATE.read_text("utf-8")
-    script = ""
-    for name in ("range", "niceTicks"):
-        script += re.search(rf"^function {name}\(.*?^}}", template, re.M | re.S)[0]
-    script += f"console.log(JSON.stringify(niceTicks(...range([{low!r}, {high!r}]))))"
-    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=20)
-    assert json.loads(done.stdout) == ticks, done.stderr
-
-
-def test_scores_of_an_evaluation_come_from_its_verdicts(tmp_path):
-    tasks = [generation("x"), generation("x", temperature=0.0), generation("y"), generation("0-1")]
-    write(tmp_path, "generations.jsonl", tasks)
-    verdicts = [
-        {"id": "x", "temperature": 0.7, "score": "8"},
-        {"id": "y", "temperature": 0.7, "choice": "A++", "model_is": "A"},
-        {"id": "x", "temperature": 0.0, "score": 0.25, "reward": -1.5},
-    ]
-    write(tmp_path, "verdicts.jsonl", verdicts)
-    # of eval_benchmarks.py; `id` is the benchmark's
-    write(tmp_path, "rows.jsonl", [{"temperature": 0.7, "id": "1", "task": 0, "sample": 1, "correct": True}])
-    rows = page.read_rows(tmp_path)
-    np.testing.assert_equal(rows["gold"].tolist(), [8.0, 0.25, np.nan, 1.0])
-    np.testing.assert_equal(rows["reward"].tolist(), [np.nan, -1.5, np.nan, np.nan])
-    for verdict, number in (({"strict": [True, False]}, 0), ({"preference": 1.75}, 1.75)):
-        assert page.verdict_number(verdict) == number
-
-
-def test_dialogues_with_a_simulated_user(tmp_path):
-    history = [
-        {"role": "user", "content": "hello", "emotion-point": 40},
-        {"role": "assistant", "content": "hi", "text": "<think>t</think>hi", "thinking": "t", "status": "ok"},
-        {"role": "user", "content": "bye", "emotion-point": 55, "change": 15},
-    ]
-    dialogue = {"id": "u", "history": history, "emo_point": 55, "ended": "goodbye"}
-    faults = [dialogue | {"ended": ended} for ended in ("bad_format", "too_long")]
-    write(tmp_path, "dialogues.jsonl", [dialogue, *faults])
-    write(tmp_path, "dialogues_held_out.jsonl", [dialogue | {"emo_point": 30}])
-    first, held_out = shown(tmp_path, tmp_path)["visits"]
-    good, bad_format, too_long = first["sides"][0]
-    assert good == {"status": "ok", "numbers": {"gold": 55}, "dialogue": history[1:]}
-    assert bad_format["numbers"] == {"gold": 0} and bad_format["text"] == "<think>t</think>hi\n\nbye"
-    assert (too_long["status"], too_long["numbers"]) == ("too_long", {})
-    assert held_out["prompt"] == first["prompt"] and held_out["highest"] == 30
-
-
 # --- files that cannot be read
-
-
-def test_a_last_line_that_was_cut_off_is_left_out_and_named(tmp_path, capsys):
-    run = write(tmp_path, "completions.jsonl", [completion("a", 1, 1.0)])
-    with open(run / "completions.jsonl", "ab") as file:
-        file.write('{"id": "ü'.encode()[:-1])  # in the middle of a character
-    assert len(page.read_rows(run)) == 1 and "completions.jsonl:2 is cut off" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["", '{"step": 1\n{}\n', "[1]\n"])
-def test_what_cannot_be_read_is_named(tmp_path, text, exits):
-    (tmp_path / "completions.jsonl").write_text(text)
-    said = exits(page.main, page.Args((str(tmp_path),)))
-    assert "no metrics and no completions" in said or "completions.jsonl:1: not a JSON object" in said
-    assert not (tmp_path / "page.html").exists()
 
 
 # --- hostile texts
@@ -328,17 +213,6 @@ def test_every_hostile_text_reaches_the_page_and_none_is_html(evil):
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\(|Function\(|srcdoc|fetch\("
     assert not re.findall(rf"{ways}|\b(?:src|href)=|@import|url\(|https?://(?!www.w3.org/2000/svg)", template)
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
-def test_a_browser_shows_hostile_texts_and_runs_none(evil, tmp_path):
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command = ["chromium", *options, "--dump-dom", evil.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    seen = ParsedPage(re.sub(r'(id="data">).*?(</script>)', r"\1\2", dom, flags=re.S))
-    assert all(seen.texts.count(text) >= 2 for text in EVIL.values())  # thinking and response
-    assert "<title>&lt;run&gt;&amp;{{data}}</title>" in dom  # a script that ran would have changed it
-    assert seen.tags["img"] == 0 and seen.tags["polyline"] == 2
 
 
 def test_a_training_script_ends_with_a_page_and_never_fails_by_it(tmp_path, capsys):

@@ -281,7 +281,7 @@ def whole(pairs, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train_reward, "load_trained", load_and_note)
         patch.setattr(train_reward, "measure_held_out", measure_alone)
-        return train(pairs, tmp_path_factory.mktemp("whole") / "run", keep_checkpoints=0)
+        return train(pairs, tmp_path_factory.mktemp("whole") / "run")
 
 
 def test_held_out_pairs_need_no_template_that_keeps_thinking(whole, pairs, tmp_path, capsys):
@@ -323,7 +323,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
     broken = tmp_path / "broken"
     second_epoch = len(metrics_of(whole)) // 2 + 2
     killed_after(second_epoch, whole, broken)
-    train(pairs, broken, resume=True, keep_checkpoints=0)
+    train(pairs, broken, resume=True)
     assert "resumes from" in capsys.readouterr().out
 
     expected = weights_of(whole / "model")
@@ -336,7 +336,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, pairs, tmp_path, capsys):
 def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(whole, pairs, tmp_path):
     """The head is trained whole, and lies with the adapter."""
     bits = {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit", "epochs": 1.0}
-    done = train(pairs, tmp_path / "done", keep_checkpoints=0, **bits)
+    done = train(pairs, tmp_path / "done", **bits)
     merged = weights_of(done / "model")
     assert merged.keys() == weights_of(whole / "model").keys()
     saved = weights_of(done / "adapter")
@@ -345,7 +345,7 @@ def test_an_adapter_in_4_and_8_bits_is_merged_and_comes_back_from_a_checkpoint(w
 
     broken = tmp_path / "broken"
     killed_after(3, done, broken)
-    train(pairs, broken, resume=True, keep_checkpoints=0, **bits)
+    train(pairs, broken, resume=True, **bits)
     found = weights_of(broken / "model")
     assert all(torch.equal(found[name], weight) for name, weight in merged.items())
     assert metrics_of(broken) == metrics_of(done)

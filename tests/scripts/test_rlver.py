@@ -12,11 +12,10 @@ import torch
 from launch import FSDP2, finished
 from script_runs import killed_after, run_here, run_vllm_here
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import run as runs
 from rlmt import chat as templates
 import train_grpo
 import train_ppo
@@ -104,23 +103,6 @@ def test_a_conversation_by_hand(load, family):
     assert conversation.reward == pytest.approx(0.42) and conversation.row()["emotion"] == 42
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_a_reply_with_another_end_is_closed_by_the_template(load, family):
-    _, end, between, other_end = TEMPLATES[family]
-    tokenizer = load(family)
-    templates.prepare_tokenizer(tokenizer, "plain")
-    setting = simulated_user.RLVER
-    talk = new_talk(tokenizer, setting)
-    ids = tokenizer("Hi." + other_end, add_special_tokens=False)["input_ids"]
-    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", tokenizer)
-    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("And?", 1))
-    talk.add_user_turn(tokenizer, 1000)
-    closing = tokenizer(end + between, add_special_tokens=False)["input_ids"]
-    assert talk.ids == ids + closing and talk.loss_mask == [1] * len(ids) + [0] * len(closing)
-    assert talk.sampler_logprobs is None  # transformers gives none
-    assert talk.dialogue["history"][1]["content"] == "Hi."
-
-
 @pytest.mark.parametrize("think_format", utils.THINK_FORMATS)
 def test_replies_may_have_any_think_format(think_format):
     """A closing tag ends a Zero format's reply: the template writes the end of turn, which others sample."""
@@ -141,56 +123,6 @@ def test_replies_may_have_any_think_format(think_format):
     whole = simulated_user.chat_messages(talk.dialogue, keep_thinking=True)
     assert talk.context == templates.encode_prompt(tokenizer, whole)
     assert sum(talk.loss_mask) == 2 * len(ids)
-
-
-def test_a_template_that_rewrites_earlier_turns_is_refused(toy_tokenizer, capsys):
-    prompt = [{"role": "user", "content": "Hello!"}]
-    train_rlver.check_turns(toy_tokenizer, prompt, "plain")
-    other = AutoTokenizer.from_pretrained(ROOT / "data/toy/base")
-    other.chat_template = "{{ messages | length }}" + toy_tokenizer.chat_template
-    with pytest.raises(SystemExit) as error:
-        train_rlver.check_turns(other, prompt, "plain")
-    assert error.value.code == 2 and "--chat-template" in capsys.readouterr().err
-
-    templates.prepare_tokenizer(other, "zero_think")  # the template of a Zero format is for one turn
-    with pytest.raises(SystemExit) as error:
-        train_rlver.check_turns(other, prompt, "zero_think")
-    assert error.value.code == 2 and "--chat-template chatml" in capsys.readouterr().err
-
-
-def test_all_conversations_go_on_together_until_the_last_has_ended(toy_tokenizer):
-    """Of a real model: what was sampled turn by turn is what the template makes of the whole conversation."""
-    args = train_rlver.Args(
-        think_format="plain", max_tokens=300, max_turn_tokens=48, turns=3, start=40, low=10, temperature=0.7
-    )
-    setting = train_rlver.simulator_setting(args)
-    users = [new_user(toy_tokenizer, profile, setting) for profile in toy_users.profiles(16, 0, "train")]
-    model = AutoModelForCausalLM.from_pretrained(ROOT / "data/toy/base")
-    sampler = rollout.Sampler(rollout.Transformers(toy_tokenizer), toy_tokenizer, rollout.Sampling(0.7, 48))
-    sampler.sync(policy.Policy(model, 0.7))
-    torch.manual_seed(0)
-    found = train_rlver.converse(users, toy_users.user, setting, sampler, toy_tokenizer, args)
-
-    assert [conversation.id for conversation in found] == [user["id"] for user in users]
-    assert len({len(conversation.reply_ends) for conversation in found}) == 3
-    for conversation in found:
-        assert conversation.thinking == ""  # not the blank lines between the thoughts of its replies
-        history = conversation.dialogue["history"]
-        replies = [turn["text"] for turn in history if turn["role"] == "assistant"]
-        written = []
-        for token, is_policy, before in zip(
-            conversation.ids, conversation.loss_mask, [0, *conversation.loss_mask]
-        ):
-            if is_policy and not before:
-                written.append([])
-            if is_policy:
-                written[-1].append(token)
-        samples = [rollout.Sample(ids, None, True) for ids in written]
-        assert [rollout.text_of(toy_tokenizer, sample) for sample in samples] == replies
-        if all(ids[-1] == toy_tokenizer.eos_token_id for ids in written[:-1]):
-            whole = simulated_user.chat_messages(conversation.dialogue, keep_thinking=True)
-            read = templates.encode_prompt(toy_tokenizer, whole[: 2 * len(written) - 1])
-            assert conversation.prompt_ids + conversation.ids == read + written[-1]
 
 
 # --- the reward, and advantages on turns
@@ -238,51 +170,6 @@ def test_the_reward_is_the_last_emotion(toy_tokenizer, emotions, ended, reward):
     assert conversation.row()["reward"] == reward and math.isnan(conversation.reward) == (reward is None)
 
 
-def test_a_server_that_fails_is_no_failure_of_the_policy(toy_tokenizer):
-    """Of five conversations two have no reward; of the other three two end at 100."""
-    ends = [([100], "goodbye"), ([70, 100], "turns"), ([60], "bad_format"), ([90], "simulator_failed")]
-    conversations = [
-        ended_talk(toy_tokenizer, emotions, ended) for emotions, ended in [*ends, ([20], "too_long")]
-    ]
-    metrics = train_rlver.dialogue_metrics(conversations)
-    assert metrics.pop("dialogue/success") == pytest.approx(2 / 3)
-    assert metrics.pop("dialogue/turns") == (1 + 2 + 2 + 1 + 1) / 5
-    assert metrics == {
-        "dialogue/ended_goodbye": 0.2,
-        "dialogue/ended_satisfied": 0,
-        "dialogue/ended_failed": 0,
-        "dialogue/ended_turns": 0.2,
-        "dialogue/ended_bad_format": 0.2,
-        "dialogue/ended_simulator_failed": 0.2,
-        "dialogue/ended_too_long": 0.2,
-    }
-
-    conversations[3].dialogue["error"] = "HTTP 400: content filter"
-    assert [talk.row()["error"] for talk in conversations] == ["", "", "", "HTTP 400: content filter", ""]
-
-
-def test_a_conversation_that_outgrows_the_context_has_no_reward(toy_tokenizer):
-    setting = simulated_user.RLVER
-    talk = new_talk(toy_tokenizer, setting)
-    ids = templates.encode_completion(toy_tokenizer, "Good!")
-    talk.add_reply(rollout.Sample(ids, None, True), setting, "plain", toy_tokenizer)
-    simulated_user.user_turns([talk.dialogue], setting, lambda *_: ("No.", 1))
-    n_turn = len(train_rlver.turn_ids(toy_tokenizer, "No.", True))
-    talk.add_user_turn(toy_tokenizer, len(talk.context) + n_turn - 1)
-    assert talk.dialogue["ended"] == "too_long" and talk.ids == ids
-    talk.finish(toy_tokenizer)
-    assert math.isnan(talk.reward)
-
-
-def test_a_reply_that_was_cut_off_counts_as_such_whatever_its_format(toy_tokenizer):
-    setting = simulated_user.RLVER
-    talk = new_talk(toy_tokenizer, setting)
-    ids = toy_tokenizer("Good!", add_special_tokens=False)["input_ids"]
-    talk.add_reply(rollout.Sample(ids, None, False), setting, "think", toy_tokenizer)
-    talk.finish(toy_tokenizer)
-    assert (talk.status, talk.cut_off) == ("no_open", True)
-
-
 # two groups of three: 30 -> 60 -> 48 -> 68, a bad format at once, ...
 GROUPS = [
     [([60, 48, 68], "turns"), ([], "bad_format"), ([20, 50], "goodbye")],
@@ -299,14 +186,6 @@ def naive_turn_rewards(emotions: list[float], ended: str) -> list[float]:
     levels = [30, *emotions, *([0] if ended == "bad_format" else [])]
     levels[-1] = max(0, levels[-1])
     return [(after - before) / 100 for before, after in zip(levels, levels[1:])]
-
-
-def test_each_reply_earns_the_change_that_it_made(toy_tokenizer):
-    values, events = train_rlver.TurnRewards(2.0).token_rewards(talks(toy_tokenizer))
-    assert events[:2].nonzero().tolist() == [[0, 1], [0, 5], [0, 9], [1, 1]]
-    assert values[events][:4].tolist() == pytest.approx([0.3, -0.12, 0.2, -0.3])
-    assert not events[3].any()  # a conversation without a reward
-    assert values[~events].abs().sum() == 0
 
 
 def test_advantages_on_turns_are_those_of_a_loop(toy_tokenizer):
@@ -370,20 +249,6 @@ def test_ppo_carries_rewards_on_turns_back(toy_tokenizer):
 # --- the script
 
 
-def test_learning_rates_rise_to_their_values_and_stay():
-    learners = {}
-    for name in ("model", "critic"):
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        optimizer = torch.optim.AdamW([parameter], lr=1.0)
-        learners[name] = policy.Learner(torch.nn.Module(), optimizer)
-    args = train_rlver.Args(warmup_steps=4)
-    for step, share in enumerate((0.25, 0.5, 0.75, 1, 1, 1), 1):
-        assert train_rlver.warm_up(learners, step, args) == pytest.approx(1e-6 * share)
-        rates = [learner.optimizer.param_groups[0]["lr"] for learner in learners.values()]
-        assert rates == pytest.approx([1e-6 * share, 5e-6 * share])
-    assert train_rlver.warm_up(learners, 1, train_rlver.Args(warmup_steps=0)) == 1e-6
-
-
 @pytest.fixture(scope="module")
 def users(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("users") / "users.jsonl"
@@ -439,6 +304,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
     committed = rlmt_data.read_log(ROOT / "results/toy/toy-rlver-think-s0" / "metrics.jsonl")[0].keys()
     not_here = {"rewards/preference/mean", "rewards/preference/std"}  # called rewards/total/* now
     not_here |= {"clip_ratio/low_min", "clip_ratio/high_max", "contribution/emotion"}  # no longer logged
+    not_here |= {"kl"}  # this run has no reference
     for step, metrics in enumerate(rlmt_data.read_log(run / "metrics.jsonl")):
         assert metrics.keys() >= (committed - not_here) | set(names)
         assert all(math.isfinite(value) for value in metrics.values())
@@ -457,7 +323,7 @@ def check_files(run: Path, group_size: int, names: tuple[str, ...]) -> None:
 def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
     more = ["--algorithm", "ppo", "--turn-weight", "1", "--beta", "0.1", "--warmup-steps", "2"]
     whole = tmp_path / "whole"
-    run_here(start([], users, whole, *more, "--keep-checkpoints", "0"))
+    run_here(start([], users, whole, *more))
     rates = [metrics["learning_rate"] for metrics in rlmt_data.read_log(whole / "metrics.jsonl")]
     assert rates == pytest.approx([1.5e-4, 3e-4, 3e-4])
     check_files(whole, 1, ("value/loss", "value/explained_variance", "value/grad_norm", "kl"))
@@ -486,54 +352,3 @@ def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
     check_files(run, 4, ("kl",))
     for metrics in rlmt_data.read_log(run / "metrics.jsonl"):
         assert 0 < metrics["sampling/logprob_gap"] < 1e-4
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--simulator", ""], "--simulator is missing"),
-        (["--ask-thinking", "--think-format", "zero_think"], "--ask-thinking needs --think-format think"),
-        (["--think-format", "nonsense"], "think format 'nonsense' is unknown"),
-        (["--profiles", "nowhere.jsonl"], "no such file"),
-        (["--prompts-per-step", "11"], "are fewer than --prompts-per-step 11"),
-        (["--max-tokens", "60"], "has no room"),
-        (["--max-tokens", "100000"], "--max-tokens: 100000 tokens are more than"),
-    ],
-)
-def test_what_cannot_run_is_said_first(words, message, users, monkeypatch, capsys):
-    base = [
-        "--preset",
-        "toy",
-        "--model",
-        "data/toy/base",
-        "--profiles",
-        str(users),
-        "--prompts-per-step",
-        "4",
-    ]
-    monkeypatch.setattr(sys, "argv", ["train_rlver.py", *base, "--dry-run", *words])
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(SystemExit) as error:
-        train_rlver.main(runs.parse_args(train_rlver.Args, train_rlver.PRESETS))
-    assert error.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_a_simulator_is_asked_its_first_request_before_a_model_is_loaded(users, here, serve, tmp_path):  # noqa: F811
-    server = serve(lambda text, n: "y")
-    words = ("--preset", "toy", "--model", "data/toy/base", "--profiles", users, "--prompts-per-step", 4)
-    words += ("--simulator", "m", "--out", tmp_path / "run")
-    at_server = (*words, "--simulator-url", server.url)
-    done = here("train_rlver.py", *at_server, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    # 20 steps of 4 users with 8 conversations each, of 3 replies, for which the simulator gets 2 calls
-    assert "simulator m: at most 3840 calls if every reply can be read" in done.stdout
-    assert len(server.requests) == 1 and not (tmp_path / "run").exists()
-
-    done = here("train_rlver.py", *words)
-    assert done.returncode == 2 and "set OPENAI_API_KEY" in done.stderr
-    assert not (tmp_path / "run").exists()
-    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
-    done = here("train_rlver.py", *at_server)
-    assert done.returncode == 2 and f"--simulator m: {server.url}" in done.stderr
-    assert "--key-env" in done.stderr
-    assert not (tmp_path / "run").exists()
