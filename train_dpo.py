@@ -40,11 +40,11 @@ import math
 import random
 import shutil
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_completion, encode_prompt, flaw_of, without_control
@@ -55,6 +55,8 @@ from rlmt.data import (
     load_prompts,
     read_log,
     read_pairs,
+    to_jsonl,
+    write_file,
     write_jsonl,
 )
 from rlmt.memory import check_memory, dpo_gib, trained_gib
@@ -63,25 +65,28 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate_ids,
-    cosine_rate,
+    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
+    longest_first,
     micro_batches,
+    set_cosine_rate,
     start_accelerator,
     sum_and_divide,
 )
 from rlmt.run import (
     Run,
-    RunArgs,
+    ScoreArgs,
     Timer,
     check_run,
-    check_shared_disk,
     constants,
+    count_reasons,
     cut_log,
     finish_run,
     parse_args,
     resume,
+    rows_of_step,
     start_run,
     training,
     write_summary,
@@ -95,7 +100,6 @@ from rlmt.sampler import (
     read_completion,
     wants_vllm,
 )
-import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
@@ -108,7 +112,7 @@ from rewards.scorer import gold_of, preferences_of
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
-class Args(RunArgs):
+class Args(ScoreArgs):
     # model and data
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
@@ -121,15 +125,13 @@ class Args(RunArgs):
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     # rollout
     rounds: int = 1
-    """Each starts from the model of the one before. The paper has 1. With LoRA in bfloat16 that model is
-    rounded: where the adapter changed a weight by less than a 512th of itself, the change is lost; --dtype
-    float32 keeps it."""
+    """Each starts from the model of the one before; with --pairs all train on the same pairs. The paper has 1.
+    With LoRA in bfloat16 that model is rounded: where the adapter changed a weight by less than a 512th of
+    itself, the change is lost; --dtype float32 keeps it. --load-in-4bit rounds most of it away."""
     prompts_per_round: int = 0
     """A round takes the next prompts of a random order, which begins again at its end; 0: all prompts."""
     samples_per_prompt: int = 8
     """N, completions of each prompt (table 6)."""
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """auto: vLLM where it is installed and there is a GPU, else transformers' generate."""
     temperature: float = 0.7
     """Temperature of sampling (paper, appendix A). The loss has log-probabilities at temperature 1."""
     max_prompt_tokens: int = 1024
@@ -141,24 +143,6 @@ class Args(RunArgs):
     vllm_memory: float = 0.85
     """Share of each GPU that vLLM reserves; nothing else is there while it samples."""
     # reward
-    reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
-    """Any sequence classifier with one output and a chat template (paper section 2.2)."""
-    reward_on: Literal["think+response", "response"] = "think+response"
-    """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
-    reward_args: tuple[str, ...] = ()
-    """Option of the reward model: preference.chat_template=FILE (Jinja)."""
-    gold: str = ""
-    """Logged, never trained on: a reward model, judge:MODEL[@URL], file.py:function(messages, response)."""
-    gold_prompts: str = ""
-    """Held-out prompt rows: --gold measures one completion of each after every round."""
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
-    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
-    no key."""
-    budget: float = 0.0
-    """US dollars that a judge of --gold may cost in this run; 0: no limit."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars for a million tokens read and written by the judge of --gold."""
     min_valid: int = 2
     """A prompt with fewer completions in good format gives no pair (released code: 4)."""
     # algorithm
@@ -184,7 +168,7 @@ class Args(RunArgs):
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 ADAM_BETA1 = 0.9
 ADAM_BETA2 = 0.95  # table 6
-SCORED_AT_ONCE = 128  # completions that are scored before their rewards are written to disk
+SCORED_AT_ONCE = 128  # completions; the last bits of a reward depend on the texts that are scored with it
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
     "loss": "loss",
@@ -196,14 +180,6 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 
 
 # --- the algorithm: pure functions
-
-
-def is_same_text(one: dict, other: dict, reward_on: str) -> bool:
-    """Tells whether the reward model read the same of two completions; their rewards may still differ by
-    rounding."""
-    if reward_on == "response":
-        return one["response"] == other["response"]
-    return one["ids"] == other["ids"]
 
 
 def build_pairs(completions: list[dict], min_valid: int, reward_on: str) -> tuple[list[dict], Counter]:
@@ -225,6 +201,7 @@ def build_pairs(completions: list[dict], min_valid: int, reward_on: str) -> tupl
     for row in completions:
         groups.setdefault((row["step"], row["id"]), []).append(row)
 
+    read_by_model = {"response": "response", "think+response": "ids"}[reward_on]
     pairs = []
     skipped = Counter()
     for (_, prompt_id), group in groups.items():
@@ -237,7 +214,8 @@ def build_pairs(completions: list[dict], min_valid: int, reward_on: str) -> tupl
             continue
         best = max(valid, key=itemgetter("reward"))
         worst = min(valid, key=itemgetter("reward"))
-        if best["reward"] == worst["reward"] or is_same_text(best, worst, reward_on):
+        # of the same text: its rewards may still differ by rounding
+        if best["reward"] == worst["reward"] or best[read_by_model] == worst[read_by_model]:
             skipped["tie"] += 1
             continue
         pairs.append({"id": prompt_id, "chosen": best, "rejected": worst})
@@ -304,13 +282,8 @@ def lengths_of(pair: Pair) -> tuple[int, int]:
     return 2 * len(pair.prompt_ids), 2 * pair.longest
 
 
-def n_padded(pair: Pair) -> int:
-    """Returns the tokens of a pair in a forward of its own, padding included."""
-    return sum(lengths_of(pair))
-
-
-def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
-    """Reads the pairs of the preference file `args.pairs`, and lists the rows that gave none: {id, reason}.
+def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict], list[dict]]:
+    """Reads the pairs of `args.pairs`; returns also the rows that gave none, {id, reason}, and those read.
 
     The reasons: malformed, a completion has a flaw (flaw_of); tie, both completions are equal; too_long,
     the prompt or a completion is; and those of to_pair.
@@ -339,53 +312,42 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict]]:
             dropped.append({"id": row["id"], "reason": "too_long"})
         else:
             pairs.append(pair)
-    return pairs, dropped
+    return pairs, dropped, preferences
 
 
-@dataclass
-class Data:
+class Data(NamedTuple):
     """The data of a run: `prompts` or `pairs`; and held-out prompts."""
 
-    prompts: list[dict] = field(default_factory=list)  # to sample completions for: rows of data.load_prompts
-    dropped: list[dict] = field(default_factory=list)  # prompts too long, rows of --pairs without a pair
-    pairs: list[Pair] = field(default_factory=list)  # of --pairs
-    held_out: list[dict] = field(default_factory=list)  # of --gold-prompts, as `prompts`
-
-
-def reasons_of(dropped: list[dict]) -> dict[str, int]:
-    """Counts dropped rows by their reason."""
-    return dict(Counter(row["reason"] for row in dropped))
+    prompts: list[dict]
+    """To sample completions for: rows of data.load_prompts."""
+    pairs: list[Pair]
+    """Of --pairs."""
+    dropped: list[dict]
+    """Prompts that are too long, rows of --pairs without a pair."""
+    held_out: list[dict]
+    """Of --gold-prompts, as `prompts`."""
 
 
 def load_data(args: Args, tokenizer, accelerator) -> Data:
     """Reads prompts or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
-    data = Data()
+    prompts = []
+    pairs = []
     if args.pairs:
-        data.pairs, data.dropped = load_pairs(args, tokenizer)
-        skipped = reasons_of(data.dropped)
-        accelerator.print(f"{args.pairs}: {len(data.pairs)} pairs; skipped: {skipped}")
-        if not data.pairs:
-            layout = THINK_FORMATS[args.think_format].layout
-            fail(
-                f"{args.pairs}: no usable pair for the format {layout!r} (skipped: {skipped}); "
-                "answers without thinking need --think-format plain"
-            )
+        pairs, dropped, preferences = load_pairs(args, tokenizer)
+        said = f"{args.pairs}: {len(pairs)} pairs; skipped: {count_reasons(dropped)}"
+        accelerator.print(said)
+        if not pairs:
+            fail(f"{said}; answers without thinking need --think-format plain")
+        trained_on = [{"messages": without_control(tokenizer, row["messages"])} for row in preferences]
     else:
-        data.prompts, data.dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
-        if len(data.prompts) < args.prompts_per_round:
+        prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+        if len(prompts) < args.prompts_per_round:
             fail(
-                f"{args.prompts}: {len(data.prompts)} prompts are fewer than --prompts-per-round "
+                f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-round "
                 f"{args.prompts_per_round}"
             )
-
-    # held-out prompts must not be trained on
-    trained_on = list(data.prompts)
-    if args.gold_prompts and args.pairs:
-        rows_of_file, _ = read_pairs(args.pairs)
-        for row in rows_of_file:
-            trained_on.append({"messages": without_control(tokenizer, row["messages"])})
-    data.held_out = load_held_out(args, tokenizer, trained_on)
-    return data
+        trained_on = prompts
+    return Data(prompts, pairs, dropped, load_held_out(args, tokenizer, trained_on))
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
@@ -458,34 +420,28 @@ def sample(
 def score(completions: list[Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process scores its share into scores-<process>.jsonl, chunk by chunk. A resumed run leaves out the
-    chunks that are there already. One that is there in part is scored anew, as the last bits of a reward
-    depend on the texts that are scored with it.
+    Each process writes the scores of its share into scores-<process>.jsonl when it has all; a judge's replies
+    are stored as they come.
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in read_log(path)}
-    chunks = [places[start : start + SCORED_AT_ONCE] for start in range(0, len(places), SCORED_AT_ONCE)]
-    waiting = [chunk for chunk in chunks if not on_disk.issuperset(chunk)]
-    if waiting:
+    if not path.exists():
         device = str(accelerator.device)
         reward_model = load_reward_model(args, device)
         measure_gold = load_gold(args, device, run)  # a judge's replies of all rounds share a budget
-        with open(path, "a", buffering=1) as file:
-            for chunk in waiting:
-                members = [completions[place] for place in chunk]
-                texts = [one.text if one.status == "ok" else None for one in members]
-                scores = preferences_of(reward_model, members, texts)
-                golds = gold_of(measure_gold, members)
-                for i, place in enumerate(chunk):
-                    rewards = {"preference": scores[i]} | golds[i]
-                    file.write(json.dumps({"place": place, "rewards": rewards}) + "\n")
-        if any(reward_model.cut):
-            print(
-                f"WARNING: {sum(reward_model.cut)} of {len(reward_model.cut)} texts are too long for the reward "
-                "model, which did not see their ends",
-                flush=True,
-            )
+        rows = []
+        for start in range(0, len(places), SCORED_AT_ONCE):
+            chunk = places[start : start + SCORED_AT_ONCE]
+            members = [completions[place] for place in chunk]
+            texts = [one.text if one.status == "ok" else None for one in members]
+            scores = preferences_of(reward_model, members, texts)
+            golds = gold_of(measure_gold, members)
+            for place, preference, gold in zip(chunk, scores, golds, strict=True):
+                rows.append({"place": place, "rewards": {"preference": preference} | gold})
+        write_file(path, to_jsonl(rows))  # of each process
+        n_cut = sum(reward_model.cut)
+        if n_cut:
+            print(f"WARNING: {n_cut} texts are too long for the reward model, which did not see their ends")
     accelerator.wait_for_everyone()
 
     for place, row in read_parts(folder, "scores").items():
@@ -537,28 +493,15 @@ def steps_per_epoch(n_pairs: int, args: Args) -> int:
     return math.ceil(n_pairs / args.batch_size)
 
 
-def steps_of_round(n_pairs: int, args: Args) -> int:
-    """Returns the optimizer steps of a round with so many pairs."""
-    return math.ceil(args.epochs * steps_per_epoch(n_pairs, args))
-
-
-def pairs_of_step(pairs: list[Pair], step: int, number: int, args: Args) -> list[Pair]:
-    """Returns the pairs of a step (from 1) of round `number`, a function of (seed, round, step) alone."""
-    epoch, position = divmod(step - 1, steps_per_epoch(len(pairs), args))
-    order = np.random.default_rng((args.seed, number, epoch)).permutation(len(pairs))
-    chosen = order[position * args.batch_size : (position + 1) * args.batch_size]
-    return [pairs[place] for place in chosen]
-
-
-def deal(pairs: list[Pair], accelerator) -> list[Pair]:
-    """Deals pairs to the processes, longest first, and returns this one's share.
+def deal_all(pairs: list[Pair], accelerator) -> list[Pair]:
+    """Returns this process's share of the pairs.
 
     Copies of weight 0 fill up the last shares, because every process must make equally many forwards.
     """
-    dealt = sorted(pairs, key=n_padded, reverse=True)
-    while len(dealt) % accelerator.num_processes:
-        dealt.append(dataclasses.replace(dealt[-1], weight=0.0))
-    return dealt[accelerator.process_index :: accelerator.num_processes]
+    filled = longest_first(pairs, lengths_of)
+    while len(filled) % accelerator.num_processes:
+        filled.append(dataclasses.replace(filled[-1], weight=0.0))
+    return deal(filled, accelerator, lengths_of)
 
 
 def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -582,19 +525,19 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     """Sets the reference's log-probabilities of all pairs, on every process.
 
     The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be
-    sorted, longest first: `deal` and `micro_batches` sort so too, and what they return can be assigned by
+    sorted, longest first: `deal_all` and `micro_batches` sort so too, and what they return can be assigned by
     place.
     """
     own_logps = []
     model.eval()
-    own = deal(pairs, accelerator)
+    own = deal_all(pairs, accelerator)
     for members in micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
     model.train()
 
     for process, logps in enumerate(gather_object([own_logps])):
-        share = pairs[process :: accelerator.num_processes]  # as `deal` shares them, without the copies
+        share = pairs[process :: accelerator.num_processes]  # as `deal_all` shares them, without the copies
         for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):
             pair.reference_chosen_logp = chosen_logp
             pair.reference_rejected_logp = rejected_logp
@@ -652,11 +595,9 @@ def train_on(
     model, optimizer = learner
     with training(run, {"model": learner}, tokenizer, n_steps, COLUMNS) as train:
         for step in train.steps():
-            rate = cosine_rate(args.learning_rate, step - 1, n_steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            members = pairs_of_step(pairs, step, number, args)
-            own = deal(members, accelerator)
+            members = rows_of_step(pairs, step, args.batch_size, args.seed, number, leaves_out_rest=False)
+            own = deal_all(members, accelerator)
+            rate = set_cosine_rate(optimizer, args.learning_rate, step, n_steps, args.warmup_ratio)
             metrics = accumulate_gradients(
                 own, len(members), model, args, tokenizer.pad_token_id, accelerator
             )
@@ -706,10 +647,10 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     timer = Timer()
     start_model = model_of_round(number - 1, run, args)
 
-    metrics = {}
+    metrics = {"step": number}
     if args.pairs:
         pairs = data.pairs
-        metrics |= {"pairs": len(pairs), "skipped": reasons_of(data.dropped)}
+        metrics |= {"pairs": len(pairs), "skipped": count_reasons(data.dropped)}
     else:
         # 1. rollout
         prompts = []
@@ -731,7 +672,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         # 3. pairs
         pairs, pair_metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
         metrics |= pair_metrics
-    metrics["steps"] = steps_of_round(len(pairs), args)
+    metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(len(pairs), args))
     accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
     timer.end("pairs")
 
@@ -744,7 +685,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if round_run.checkpoint:  # its weights are no reference any more; the file has its log-probabilities
         pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
     else:
-        pairs = sorted(pairs, key=n_padded, reverse=True)
+        pairs = longest_first(pairs, lengths_of)
         set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
         write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
     timer.end("reference")
@@ -771,30 +712,11 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     return metrics
 
 
-# --- checks, and the whole run
-
-
-def check_arguments(args: Args) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    if args.epochs <= 0 or args.prompts_per_round < 0 or args.beta <= 0:
-        fail("--epochs and --beta must be above 0, --prompts-per-round 0 or more")
-    if args.pairs and args.rounds > 1:
-        fail("--pairs is one round of training on a file; leave --rounds at 1")
-    if not args.pairs and args.samples_per_prompt < max(2, args.min_valid):
-        fail(
-            f"--samples-per-prompt {args.samples_per_prompt} can give no pair; use 2 or more, and at least "
-            "--min-valid"
-        )
-    if args.load_in_4bit and args.rounds > 1:
-        fail(
-            f"--load-in-4bit --rounds {args.rounds}: each round would load the last one's model in 4 bit again, "
-            "which rounds most of what it learned away; leave --rounds at 1, or leave --load-in-4bit out"
-        )
+# --- the whole run
 
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    check_arguments(args)
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
@@ -803,10 +725,7 @@ def main(args: Args) -> None:
     if will_sample:
         check_preference(args)
         check_gold(args, args.prompts_per_round * args.samples_per_prompt, accelerator)
-        use_vllm = wants_vllm(args.rollout)
-        sampler = "vLLM" if use_vllm else "transformers"
-        accelerator.print(f"rollouts by {sampler}, on {accelerator.num_processes} processes")
-        accelerator.print(check_memory(dpo_gib(args, use_vllm), args, at_once=False))
+        accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), args, at_once=False))
     else:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "dpo", args.model, constants(globals()))
@@ -815,14 +734,12 @@ def main(args: Args) -> None:
     if args.dry_run:
         return
     run = start_run(start)
-    check_shared_disk(run, accelerator)  # before a round samples
     write_jsonl(run / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before
     if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
         measure_held_out(data.held_out, 0, run, tokenizer, args, accelerator)
     all_metrics = []
-    lines = []
     for number in range(1, args.rounds + 1):
         round_summary = run / f"round-{number}" / "summary.json"
         if round_summary.exists():  # an earlier start of this run finished the round
@@ -830,8 +747,7 @@ def main(args: Args) -> None:
         else:
             metrics = run_round(number, data, run, tokenizer, args, accelerator)
         all_metrics.append(metrics)
-        lines.append({"step": number, **metrics})
-        write_jsonl(run / "metrics.jsonl", lines)
+        write_jsonl(run / "metrics.jsonl", all_metrics)
 
     if accelerator.is_main_process:
         copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")

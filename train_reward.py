@@ -23,7 +23,6 @@ dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForS
 import json
 import math
 import random
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,19 +38,22 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate_ids,
-    cosine_rate,
+    deal,
     gradient_exchange,
     load_trained,
     micro_batches,
     prepare_trained,
+    set_cosine_rate,
     start_accelerator,
 )
 from rlmt.run import (
     RunArgs,
     check_run,
     constants,
+    count_reasons,
     finish_run,
     parse_args,
+    plan_steps,
     resume,
     rows_of_step,
     start_run,
@@ -246,8 +248,13 @@ def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[l
     prompts = sorted({json.dumps(row["messages"]) for row in preferences})
     random.Random(seed).shuffle(prompts)
     held_out_prompts = set(prompts[: max(2, int(share * len(prompts)))])
-    train = [row for row in preferences if json.dumps(row["messages"]) not in held_out_prompts]
-    held_out = [row for row in preferences if json.dumps(row["messages"]) in held_out_prompts]
+    train = []
+    held_out = []
+    for row in preferences:
+        if json.dumps(row["messages"]) in held_out_prompts:
+            held_out.append(row)
+        else:
+            train.append(row)
     return train, held_out
 
 
@@ -278,9 +285,9 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     train, dropped_train = build_pairs(train_rows, tokenizer, args.reward_on, args.max_length)
     held_out, dropped_held_out = build_pairs(held_out_rows, tokenizer, args.reward_on, args.max_length)
     dropped = unread + dropped_train + dropped_held_out
-    reasons = dict(Counter(row["reason"] for row in dropped))
     said = (
-        f"{args.pairs}: dropped {reasons or 'none'}; {len(train)} pairs to train on, {len(held_out)} held out"
+        f"{args.pairs}: dropped {count_reasons(dropped) or 'none'}; {len(train)} pairs to train on, "
+        f"{len(held_out)} held out"
     )
     accelerator.print(said)
     if len(train) < args.batch_size or not held_out:
@@ -350,23 +357,13 @@ def measure_held_out(pairs: list[Pair], folder: Path, device: str, dtype: str) -
     return calibration(margins) | compare_with_length(margins, pairs)
 
 
-def set_rate(optimizer, learning_rate: float) -> None:
-    """Sets the learning rate. A function, as its variable `group` would keep the weights after training."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    if args.batch_size % accelerator.num_processes:
-        n_processes = accelerator.num_processes
-        fail(f"--batch-size {args.batch_size} cannot be shared by {n_processes} processes; use a multiple")
 
     # --- data, checked before anything is loaded
     tokenizer = load_reward_tokenizer(args, accelerator)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
-    steps = max(1, round(args.epochs * (len(pairs) // args.batch_size)))
-    accelerator.print(f"{steps} steps of {args.batch_size} pairs, on {accelerator.num_processes} processes")
+    steps = plan_steps(len(pairs), args, accelerator)
     memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
     accelerator.print(check_memory({"model": memory}, args))
     start = check_run(args, "reward", args.model, constants(globals()))
@@ -384,19 +381,15 @@ def main(args: Args) -> None:
     with training(run, learners, tokenizer, steps, COLUMNS) as train:
         for step in train.steps():
             members = rows_of_step(pairs, step, args.batch_size, args.seed)
-            # sorted, so that the processes get pairs of about equal length
-            members.sort(key=lengths_of, reverse=True)
-            own_members = members[accelerator.process_index :: accelerator.num_processes]
-
-            learning_rate = cosine_rate(args.learning_rate, step - 1, steps, args.warmup_ratio)
-            set_rate(optimizer, learning_rate)
-            metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
+            own = deal(members, accelerator, lengths_of)
+            rate = set_cosine_rate(optimizer, args.learning_rate, step, steps, args.warmup_ratio)
+            metrics = accumulate_gradients(own, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own_members, step, run.folder)
+            check_finite(metrics, own, step, run.folder)
             optimizer.step()
             optimizer.zero_grad()
 
-            metrics["learning_rate"] = learning_rate
+            metrics["learning_rate"] = rate
             metrics["epoch"] = step * args.batch_size / len(pairs)
             train.timer.end("update")
             train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))

@@ -21,7 +21,6 @@ config.json, command.txt, env.txt, metrics.jsonl, dropped.jsonl, summary.json, c
 ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 # rlmt is first: it sets environment variables that the libraries below read
@@ -40,12 +39,13 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate_ids,
-    cosine_rate,
     count_trained_tokens,
+    deal,
     gradient_exchange,
     load_learner,
     micro_batches,
     n_tokens_of,
+    set_cosine_rate,
     start_accelerator,
     sum_and_divide,
 )
@@ -53,15 +53,17 @@ from rlmt.run import (
     RunArgs,
     check_run,
     constants,
+    count_reasons,
     finish_run,
     parse_args,
+    plan_steps,
     resume,
     rows_of_step,
     start_run,
     training,
 )
 
-from utils import THINK_FORMATS, fail, join_thinking, or_fail
+from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper and for one card
@@ -98,7 +100,6 @@ class Args(RunArgs):
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 ADAM_BETA_1 = 0.9  # paper table 5
 ADAM_BETA_2 = 0.95
-MAX_TOO_LONG = 0.01  # share of the traces that may be longer than --max-length
 
 # on the screen: key in metrics.jsonl
 COLUMNS = {"loss": "loss", "lr": "learning_rate", "acc": "mean_token_accuracy"}
@@ -121,21 +122,6 @@ class TokenRow:
         return len(self.ids)
 
 
-def flaw_of_trace(trace: dict, tokenizer, think_format: str, needs_thinking: bool) -> str:
-    """Returns why a trace cannot be trained on; "" if it can.
-
-    A trace with flawed thinking is dropped without thinking too, so that both twins see the same rows.
-    """
-    for name in ("think", think_format):
-        text = join_thinking(trace["thinking"], trace["response"], name)
-        flaw = flaw_of(tokenizer, text, name)
-        if flaw:
-            return flaw
-    if needs_thinking and not trace["thinking"].strip():
-        return "empty_thinking"
-    return ""
-
-
 def build_rows(
     traces: list[dict], tokenizer, think_format: str, max_length: int
 ) -> tuple[list[TokenRow], list[dict]]:
@@ -150,22 +136,24 @@ def build_rows(
     kept = []
     dropped = []
     for trace in traces:
-        flaw = flaw_of_trace(trace, tokenizer, think_format, needs_thinking)
+        prompt_ids = encode_prompt(tokenizer, trace["messages"])
+        flaw = ""
+        ids = {}
+        for name in ("think", think_format):
+            text = join_thinking(trace["thinking"], trace["response"], name)
+            flaw = flaw or flaw_of(tokenizer, text, name)
+            ids[name] = encode_completion(tokenizer, text)
+        if needs_thinking and not trace["thinking"].strip():
+            flaw = flaw or "empty_thinking"
+        if not needs_thinking:  # its tags would count
+            del ids["think"]
+        n_tokens = len(prompt_ids) + max(map(len, ids.values()))
         if flaw:
             dropped.append({"id": trace["id"], "reason": flaw})
-            continue
-        prompt_ids = encode_prompt(tokenizer, trace["messages"])
-        text = join_thinking(trace["thinking"], trace["response"], think_format)
-        row = TokenRow(trace["id"], prompt_ids, encode_completion(tokenizer, text))
-        n_tokens = n_tokens_of(row)
-        if trace["thinking"].strip() and think_format != "think":  # else it is in the row
-            with_thinking = join_thinking(trace["thinking"], trace["response"], "think")
-            n_with_thinking = len(prompt_ids) + len(encode_completion(tokenizer, with_thinking))
-            n_tokens = max(n_tokens, n_with_thinking)
-        if n_tokens > max_length:
+        elif n_tokens > max_length:
             dropped.append({"id": trace["id"], "reason": "too_long", "tokens": n_tokens})
         else:
-            kept.append(row)
+            kept.append(TokenRow(trace["id"], prompt_ids, ids[think_format]))
     return kept, dropped
 
 
@@ -175,24 +163,16 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
     n_traces = len(traces) + len(dropped)
     kept, dropped_later = build_rows(traces, tokenizer, args.think_format, args.max_length)
     dropped += dropped_later
-    reasons = dict(Counter(row["reason"] for row in dropped))
-    lengths = [n_tokens_of(row) for row in kept]
-    accelerator.print(
-        f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}; {sum(lengths)} tokens"
-    )
-    if reasons.get("too_long", 0) > MAX_TOO_LONG * n_traces:
-        longest = max(row.get("tokens", 0) for row in dropped)
-        fail(
-            f"{reasons['too_long']} of {n_traces} traces are longer than --max-length {args.max_length}; "
-            f"{longest} fits all"
-        )
+    reasons = count_reasons(dropped)
+    n_tokens = [n_tokens_of(row) for row in kept]
+    said = f"{n_traces} traces, {len(kept)} kept, dropped: {reasons or 'none'}"
+    accelerator.print(f"{said}; {sum(n_tokens)} tokens")
     if len(kept) < max(args.batch_size, n_traces / 2):
         fail(
-            f"{args.traces}: only {len(kept)} of {n_traces} traces can be trained on ({reasons}), "
-            f"and a step takes --batch-size {args.batch_size}; data/README.md explains the reasons, "
-            "and the forms of a trace"
+            f"{args.traces}: {said}. A step takes --batch-size {args.batch_size}, and half of the traces must be "
+            "good and not longer than --max-length; data/README.md explains the reasons, and the forms of a trace"
         )
-    check_context(args.model, max(lengths), f"--max-length {args.max_length}")
+    check_context(args.model, max(n_tokens), f"--max-length {args.max_length}")
     return kept, dropped
 
 
@@ -229,28 +209,17 @@ def accumulate_gradients(
 # --- the run
 
 
-def check_arguments(args: Args, accelerator) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    taught = [name for name, described in THINK_FORMATS.items() if not described.instruction]
-    if args.think_format not in taught:  # a Zero format is asked for by an instruction
-        fail(f"--think-format {args.think_format} has no warm start; use {' or '.join(taught)}")
-    if args.batch_size % accelerator.num_processes:
-        fail(
-            f"--batch-size {args.batch_size} cannot be shared by {accelerator.num_processes} processes; "
-            "use a multiple"
-        )
-
-
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    check_arguments(args, accelerator)
+    or_fail(check_think_format, args.think_format)
+    if THINK_FORMATS[args.think_format].instruction:
+        fail(f"--think-format {args.think_format} is asked for by an instruction; it has no warm start")
 
     # --- data, checked before anything is loaded
     tokenizer = load_tokenizer(args.model)
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
-    steps = max(1, round(args.epochs * (len(token_rows) // args.batch_size)))
-    accelerator.print(f"{steps} steps of {args.batch_size} rows, on {accelerator.num_processes} processes")
+    steps = plan_steps(len(token_rows), args, accelerator)
     accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
     start = check_run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
@@ -271,20 +240,15 @@ def main(args: Args) -> None:
     with training(run, learners, tokenizer, steps, COLUMNS) as train:
         for step in train.steps():
             members = rows_of_step(token_rows, step, args.batch_size, args.seed)
-            # sorted, so that the processes get rows of about equal length
-            members.sort(key=n_tokens_of, reverse=True)
-            own_members = members[accelerator.process_index :: accelerator.num_processes]
-
-            learning_rate = cosine_rate(args.learning_rate, step - 1, steps, args.warmup_ratio)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            metrics = accumulate_gradients(own_members, model, args, tokenizer.pad_token_id, accelerator)
+            own = deal(members, accelerator)
+            rate = set_cosine_rate(optimizer, args.learning_rate, step, steps, args.warmup_ratio)
+            metrics = accumulate_gradients(own, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own_members, step, run.folder)
+            check_finite(metrics, own, step, run.folder)
             optimizer.step()
             optimizer.zero_grad()
 
-            metrics["learning_rate"] = learning_rate
+            metrics["learning_rate"] = rate
             metrics["epoch"] = step * args.batch_size / len(token_rows)
             train.timer.end("update")
             train.end(step, metrics, n_tokens=sum(map(n_tokens_of, members)))
@@ -295,7 +259,7 @@ def main(args: Args) -> None:
     summary = {
         "steps": steps,
         "n_rows": len(token_rows),
-        "dropped": dict(Counter(row["reason"] for row in dropped)),
+        "dropped": count_reasons(dropped),
         "tokens": sum(map(n_tokens_of, token_rows)),
         # only the main process, which writes it, is sure to see all losses
         "loss": sum(losses) / max(1, len(losses)),

@@ -1,6 +1,6 @@
 """Writes the model card of a run: README.md in its model/ folder, from what the run's folder holds.
 
-Tells what the model was made of and how. Benchmark scores are not in it, as the evaluations come later.
+Tells what the model was made of and how. Scores are not in it, as the evaluations come later.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from rlmt.chat import read_trained_as
-from rlmt.data import FILE_TYPES, read_log
+from rlmt.data import FILE_TYPES
 
 # arguments that name what is trained on; DPO reads the first of them that is given
 DATA = ("pairs", "traces", "prompts", "profiles")
@@ -22,15 +22,13 @@ TEMPLATE = """---
 
 # {name}
 
+| | |
+|---|---|
 {rows}
 
 ```bash
 {commands}
 ```
-
-## The last training step, not scores of a benchmark
-
-{log}
 
 ## Licence
 
@@ -61,15 +59,8 @@ def build(run: Path) -> str:
         names += ["reward_model", "reward_on"]
     rows = {"trained from": " from ".join(models), "processes": config["processes"]}
     rows |= read_trained_as(str(run / "model"))  # its think format
-    for name in names:
-        if args.get(name):
-            rows[name] = args[name]
-    log = {}
-    for name in ("metrics.jsonl", "held_out.jsonl"):
-        for line in read_log(run / name)[-1:]:
-            log |= {f"{name}: {key}": value for key, value in line.items() if value is not None}
-    log |= json.loads((run / "summary.json").read_text()).get("held_out", {})
-
+    rows |= {name: args[name] for name in names if args.get(name)}
+    lines = [f"| {name} | `{json.dumps(value)}` |" for name, value in rows.items()]
     commands = []  # a run that was resumed has several, mostly the same
     for line in (run / "command.txt").read_text().splitlines():
         _, *words = shlex.split(line)  # the first is the path of this machine's Python
@@ -77,9 +68,8 @@ def build(run: Path) -> str:
     return TEMPLATE.format(
         head=front_matter(config["script"], models[-1], args[data]),
         name=run.name,
-        rows=table(rows),
+        rows="\n".join(lines),
         commands="\n".join(dict.fromkeys(commands)),
-        log=table(log),
     )
 
 
@@ -111,11 +101,3 @@ def is_on_hub(name: str) -> bool:
     another."""
     has_form = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     return has_form and not name.endswith(FILE_TYPES) and not Path(name).exists()
-
-
-def table(rows: dict) -> str:
-    """Returns a Markdown table of names and values."""
-    lines = ["| | |", "|---|---|"]
-    for name, value in rows.items():
-        lines.append(f"| {name} | `{json.dumps(value)}` |")
-    return "\n".join(lines)

@@ -12,7 +12,6 @@ All processes call these functions together. No random state is stored, see rlmt
 
 import copy
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -205,7 +204,7 @@ def latest(run: Path) -> Path | None:
 
 def numbered(run: Path) -> list[Path]:
     """Returns the checkpoint folders of a run, oldest first."""
-    folders = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    folders = [path for path in run.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
     return sorted(folders, key=step_of)
 
 

@@ -39,6 +39,8 @@ from rlmt.chat import context_length, load_config, load_tokenizer, prepare_token
 from rlmt.data import append_jsonl
 from utils import SAFE, check_think_format, compute_dtype, fail, in_one_line, or_fail
 
+# counts the tokens of a row's two parts, which are padded apart
+Lengths = Callable[[object], tuple[int, int]]
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
 
@@ -471,29 +473,38 @@ def lengths_of(completion) -> tuple[int, int]:
     return len(completion.prompt_ids), len(completion.ids)
 
 
+def longest_first(rows: list, lengths: Lengths = lengths_of) -> list:
+    """Returns rows by their tokens."""
+    return sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
+
+
+def deal(rows: list, accelerator: Accelerator, lengths: Lengths = lengths_of) -> list:
+    """Returns this process's share of a step's rows; the shares have about equally many tokens."""
+    return longest_first(rows, lengths)[accelerator.process_index :: accelerator.num_processes]
+
+
 def micro_batches(
     rows: list,
     max_tokens: int,
     accelerator: Accelerator | None = None,
-    lengths: Callable[[object], tuple[int, int]] = lengths_of,
+    lengths: Lengths = lengths_of,
 ) -> list[list]:
     """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
     Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes
-    get equally many micro-batches: under FSDP2 each forward gathers weights from all of them. `lengths`
-    counts the tokens of a row's two parts.
+    get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
     """
-    longest_first = sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
-    n_batches = len(_chunks(longest_first, max_tokens, lengths))
+    rows = longest_first(rows, lengths)
+    n_batches = len(_chunks(rows, max_tokens, lengths))
     if accelerator is not None:
         n_batches = accelerator.gather(torch.tensor([n_batches], device=accelerator.device)).max().item()
 
     def suffices(limit: int) -> bool:
-        return len(_chunks(longest_first, limit, lengths)) <= n_batches
+        return len(_chunks(rows, limit, lengths)) <= n_batches
 
     # the largest micro-batch, which sets the peak of memory, is as small as can be
     smallest_limit = bisect_left(range(_padded_tokens(rows, lengths)), True, key=suffices)
-    batches = _chunks(longest_first, smallest_limit, lengths)
+    batches = _chunks(rows, smallest_limit, lengths)
     while len(batches) < n_batches:
         largest = max(batches, key=len)
         middle = len(largest) // 2
@@ -502,13 +513,13 @@ def micro_batches(
     return batches
 
 
-def _padded_tokens(rows: list, lengths: Callable) -> int:
+def _padded_tokens(rows: list, lengths: Lengths) -> int:
     """Returns the tokens of rows whose two parts are padded to the longest ones."""
     pairs = [lengths(row) for row in rows]
     return len(rows) * sum(map(max, zip(*pairs)))
 
 
-def _chunks(rows: list, max_tokens: int, lengths: Callable) -> list[list]:
+def _chunks(rows: list, max_tokens: int, lengths: Lengths) -> list[list]:
     """Cuts rows into chunks of consecutive ones; padded, each chunk of several has at most `max_tokens`."""
     chunks = []
     for row in rows:
@@ -620,13 +631,23 @@ def _inputs_of(completions: list, pad_token_id: int, accelerator: Accelerator) -
 # --- 4. around an optimizer step
 
 
-def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> float:
-    """Returns the learning rate of a step (from 0): it rises from 0, then falls to 0 along a cosine."""
+def set_cosine_rate(
+    optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int, warmup_ratio: float
+) -> float:
+    """Sets the learning rate of a step (from 1), and returns it.
+
+    It rises from 0, then falls to 0 along a cosine.
+    """
+    done = step - 1
     warmup_steps = math.ceil(warmup_ratio * steps)
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return peak * (1 + math.cos(math.pi * progress)) / 2
+    if done < warmup_steps:
+        rate = peak * done / warmup_steps
+    else:
+        progress = (done - warmup_steps) / max(1, steps - warmup_steps)
+        rate = peak * (1 + math.cos(math.pi * progress)) / 2
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
 
 
 def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:

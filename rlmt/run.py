@@ -29,10 +29,10 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -45,11 +45,12 @@ import torch
 import tyro
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
+from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import fail, in_one_line, or_warn
+from utils import fail, or_warn
 
 # --- 1. arguments
 
@@ -111,19 +112,33 @@ class RolloutArgs(RunArgs):
 
 
 @dataclass
-class RLArgs(RolloutArgs):
-    """What GRPO and PPO ask for besides: what rewards completions, and what measures them."""
+class ScoreArgs(RolloutArgs):
+    """What GRPO, PPO and DPO ask for besides: what scores completions, and what measures them."""
 
-    rewards: tuple[str, ...] = ("preference:1",)
-    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
-    format:gate. See rewards/__init__.py."""
-    reward_args: tuple[str, ...] = ()
-    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
-    brief.limit=50."""
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads: all that the policy wrote, or the response alone (paper, equation 3)."""
+    reward_args: tuple[str, ...] = ()
+    """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
+    brief.limit=50. DPO takes preference.chat_template=FILE (Jinja) alone."""
+    gold: str = ""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training
+    completion and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
+    gold_prompts: str = ""
+    """Held-out prompt rows, measured by --gold at the start and at every checkpoint, or after every round of
+    DPO (held_out.jsonl, best_by_gold/)."""
+    budget: float = 0.0
+    """US dollars that a judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
+
+
+@dataclass
+class RLArgs(ScoreArgs):
+    """What GRPO and PPO ask for besides: what rewards completions."""
+
+    rewards: tuple[str, ...] = ("preference:1",)
+    """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
+    format:gate. See rewards/__init__.py."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its
     group (of PPO, its step). score: that of its text as it is. null, the released code's strict mode: a text
@@ -136,31 +151,6 @@ class RLArgs(RolloutArgs):
     """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
     """OpenAI-compatible endpoint of the judge; empty: that of OPENAI_BASE_URL, else the official one."""
-    budget: float = 0.0
-    """US dollars that the judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
-    gold: str = ""
-    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training
-    completion and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
-    gold_prompts: str = ""
-    """Held-out prompt rows, measured by --gold at the start and at every checkpoint (held_out.jsonl,
-    best_by_gold/)."""
-
-
-AT_LEAST_ONE = (
-    "steps",
-    "rounds",
-    "batch_size",
-    "micro_batch_tokens",
-    "tensor_parallel",
-    "judge_tensor_parallel",
-    "prompts_per_step",
-    "updates_per_rollout",
-    "rollout_batch_size",
-    "max_prompt_tokens",
-    "max_completion_tokens",
-    "max_turn_tokens",
-    "save_steps",
-)
 
 
 def parse_args(args_class: type, presets: dict[str, dict]):
@@ -184,53 +174,22 @@ def parse_args(args_class: type, presets: dict[str, dict]):
         if isinstance(getattr(default, field.name), tuple) and n_given > 1:
             fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
     args = tyro.cli(args_class, default=default)
-    is_first_process = os.environ.get("LOCAL_RANK", "0") == "0"
-    if is_first_process and values:
-        kept = [f"{field} {value}" for field, value in values.items() if getattr(args, field) == value]
-        print(f"--preset {preset} sets", ", ".join(kept))
+    if values and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"--preset {preset} sets {values}, unless a flag does")
     check_values(args)
-
-    turned_on_lora = getattr(args, "lora_r", 0) and not default.lora_r
-    for field in ("learning_rate", "critic_learning_rate"):
-        rate = getattr(args, field, None)
-        if is_first_process and turned_on_lora and rate is not None and rate == getattr(default, field):
-            flag = "--" + field.replace("_", "-")
-            print(f"WARNING: {flag} {rate:g} is that of full training; LoRA wants about ten times as much")
     return args
 
 
 def check_values(args) -> None:
-    """Exits with 2 for numbers that cannot be."""
-    for field in AT_LEAST_ONE:
-        value = getattr(args, field, 1)
-        if value < 1:
-            fail(f"--{field.replace('_', '-')} {value}: use 1 or more")
-    if hasattr(args, "learning_rate"):  # evaluations may be greedy
-        _check_training_samples(args)
+    """Exits with 2 for a budget without prices, for 4-bit weights without LoRA, and for 4-bit weights or an
+    8-bit optimizer under FSDP."""
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
-    _check_bitsandbytes(args)
-
-
-def _check_training_samples(args) -> None:
-    """Exits with 2 for a temperature or a top-p that no training script can sample at."""
-    temperature = getattr(args, "temperature", 1.0)
-    top_p = getattr(args, "top_p", 1.0)
-    if not temperature > 0:
-        fail(
-            f"--temperature {temperature}: use more than 0; at 0 all completions of a prompt would be the same"
-        )
-    if not 0 < top_p <= 1:
-        fail(f"--top-p {top_p}: use more than 0 and at most 1, which samples from all tokens")
-
-
-def _check_bitsandbytes(args) -> None:
-    """Exits with 2 for 4-bit weights without LoRA, and for 4-bit weights or an 8-bit optimizer under FSDP."""
     load_in_4bit = getattr(args, "load_in_4bit", False)
-    in_8bit = getattr(args, "optim", "adamw") == "adamw_8bit"
+    uses_bits = load_in_4bit or getattr(args, "optim", "adamw") == "adamw_8bit"
     if load_in_4bit and not args.lora_r:
         fail("--load-in-4bit trains an adapter only; add --lora-r 64, say")
-    if (load_in_4bit or in_8bit) and is_sharded_launch():
+    if uses_bits and is_sharded_launch():
         fail(
             "--load-in-4bit and --optim adamw_8bit need whole weights on each GPU, and FSDP shards them; use "
             "accelerate/1gpu.yaml, or leave them out"
@@ -319,10 +278,7 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
         else:
             _check_new_run(run, args)
     if broadcast_object_list([is_resume and _is_finished(run, arguments)])[0]:
-        longer = ""
-        if any(name in arguments for name in LENGTH):
-            longer = ", a larger --steps or --rounds trains it on"
-        state.print(f"{run} is complete; --overwrite starts it anew{longer}")
+        state.print(f"{run} is complete; --overwrite starts it anew")
         state.destroy_process_group()
         sys.exit(0)
     return Start(run, config, is_resume)
@@ -339,18 +295,40 @@ def start_run(start: Start) -> Path:
         run.mkdir(parents=True, exist_ok=True)
         lock_folder(run)
         if not start.is_resume:
-            _empty_folder(run)
+            for path in _contents(run):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         print(f"run folder: {run}", flush=True)
-        if (run / "model").exists():  # a training run that is to be longer is not finished any more
-            (run / "summary.json").unlink(missing_ok=True)
+        (run / "summary.json").unlink(missing_ok=True)  # a run that is to be longer is not finished any more
         write_file(run / "config.json", json.dumps(start.config, indent=1))
-        with open(run / "command.txt", "a") as file:  # one line per start: a resumed run has several
-            file.write(shlex.join([sys.executable, *sys.argv]) + "\n")
-        _write_environment(run / "env.txt")
-
-    state.wait_for_everyone()
-    run.mkdir(parents=True, exist_ok=True)  # a second machine may not see the folder on their shared disk yet
+        command = shlex.join([sys.executable, *sys.argv])
+        for name, text in (("command.txt", command), ("env.txt", environment())):
+            with open(run / name, "a") as file:  # once per start: a resumed run has several
+                file.write(text + "\n")
+    check_shared_disk(run)
     return run
+
+
+def check_shared_disk(run: Path) -> None:
+    """Exits with 2 if a process does not see what rank 0 writes into the run's folder.
+
+    A machine with a disk of its own would keep its part of each checkpoint and of the model to itself.
+    """
+    state = PartialState()
+    mark = run / "seen-by-all"
+    if state.is_main_process:
+        mark.touch()
+    state.wait_for_everyone()
+    run.mkdir(
+        parents=True, exist_ok=True
+    )  # asks the disk: a machine may remember that there is no such folder
+    is_seen = gather_object([mark.exists()])
+    if state.is_main_process:
+        mark.unlink()
+    if not all(is_seen):
+        fail(f"not all machines see {run}; they need --out on a disk that they share")
 
 
 _LOCKS = []  # kept; the kernel releases a lock when the process ends, however it ends
@@ -376,15 +354,6 @@ def constants(namespace: dict) -> dict:
     return found
 
 
-def read_arguments(folder: Path) -> dict:
-    """Returns the arguments that a run was started with. A round of DPO, a folder in its run, has those of
-    the run."""
-    path = folder / "config.json"
-    if not path.exists():
-        path = folder.parent / "config.json"
-    return json.loads(path.read_text())["args"]
-
-
 def _run_name(arguments: dict, script: str, model: str) -> str:
     folder = Path(model)
     if folder.name == "model":  # results/<run>/model: the run's name says more
@@ -399,18 +368,11 @@ def _lasting(arguments: dict) -> dict:
     return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *FREE)}
 
 
-def _differences(before: dict, now: dict) -> list[str]:
-    return [f"{key} ({before.get(key)} -> {value})" for key, value in now.items() if before.get(key) != value]
-
-
 def _is_finished(run: Path, arguments: dict) -> bool:
-    """Tells whether a run has its summary, and its model if it trains one, and is not to be longer now."""
+    """Tells whether a run has its summary, and is not to be longer now."""
     if not (run / "summary.json").exists():
         return False
-    is_training = "learning_rate" in arguments
-    if is_training and not (run / "model").exists():
-        return False
-    before = read_arguments(run)
+    before = json.loads((run / "config.json").read_text())["args"]
     return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)
 
 
@@ -420,19 +382,13 @@ def _contents(run: Path) -> list[Path]:
     return [path for path in run.iterdir() if path.name != "lock"]
 
 
-def _empty_folder(run: Path) -> None:
-    for path in _contents(run):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def _check_new_run(run: Path, args) -> None:
     """Exits with 2 if the folder holds something that may not be replaced."""
-    if _contents(run) and not args.overwrite:
+    if not _contents(run):
+        return
+    if not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-    if _contents(run) and (not (run / "command.txt").exists() or any(run.glob("*/command.txt"))):
+    if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
         fail(
             f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
         )
@@ -441,34 +397,25 @@ def _check_new_run(run: Path, args) -> None:
 def _check_resume(run: Path, now: dict) -> None:
     """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
     before = json.loads((run / "config.json").read_text())
-    changed = _differences(before["args"], _lasting(now["args"]))
-    changed += _differences(before.get("constants", {}), now["constants"])
+    changed = []
+    for old, new in ((before["args"], _lasting(now["args"])), (before["constants"], now["constants"])):
+        for name, value in new.items():
+            if old.get(name) != value:
+                changed.append(f"{name} ({old.get(name)} -> {value})")
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
     if before["processes"] != now["processes"]:
         fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
-    # of DPO; the model of a later round cannot be taken back
-    rounds_begun = len(list(run.glob("round-[1-9]*")))
-    n_rounds = now["args"].get("rounds", rounds_begun)
-    if n_rounds < rounds_begun:
-        fail(
-            f"--resume: {run} has begun round {rounds_begun}, so --rounds {n_rounds} is too few; "
-            f"{run}/round-{n_rounds}/model is the model after round {n_rounds}"
-        )
 
 
-@functools.cache  # reading the metadata of all packages takes a tenth of a second
+@functools.cache  # reading the metadata of all packages takes tenths of a second
 def installed_packages() -> list[str]:
     """Returns name==version of each installed package."""
-    packages = []
-    for package in distributions():
-        metadata = package.metadata
-        packages.append(f"{metadata['Name']}=={metadata['Version']}")
-    return sorted(packages)
+    return sorted(f"{package.name}=={package.version}" for package in distributions())
 
 
-def _write_environment(path: Path) -> None:
-    """Writes commit, GPUs, packages and uncommitted changes; a resumed run keeps what it was started with."""
+def environment() -> str:
+    """Returns commit, GPUs, packages and uncommitted changes."""
     root = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
@@ -478,18 +425,8 @@ def _write_environment(path: Path) -> None:
 
     commit = git("rev-parse", "HEAD").strip()
     changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["no GPU"]
-    environment = "\n".join([commit, *gpus, *installed_packages(), changes])
-
-    earlier = ""
-    if path.exists():
-        earlier = path.read_text()
-    if earlier.endswith(environment):
-        return
-    if earlier:
-        print(f"WARNING: commit, changed files, packages or GPUs differ from the last start; {path} has both")
-        environment = f"{earlier}\n\n# resumed\n{environment}"
-    write_file(path, environment)
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return "\n".join([commit, *gpus, *installed_packages(), changes])
 
 
 # --- 3. the checkpoint to go on from
@@ -513,17 +450,14 @@ class Run:
 
 def resume(folder: Path, args, accelerator: Accelerator) -> Run:
     """Finds the last whole checkpoint, if `args.resume` is set, and cuts the logs back to it."""
-    check_shared_disk(folder, accelerator)
     checkpoint = None
     first_step = 0
     last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
     if args.resume:
         checkpoint = latest(folder)
-        source = checkpoint or f"the beginning of {folder}: it has no checkpoint"
-        accelerator.print(f"resumes from {source}", flush=True)
+        accelerator.print(f"resumes from {checkpoint or 'the beginning'}", flush=True)
     if checkpoint:
-        first_step = step_of(checkpoint)
-        last_logged = first_step
+        first_step = last_logged = step_of(checkpoint)
     if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
     if accelerator.is_main_process:
@@ -531,26 +465,6 @@ def resume(folder: Path, args, accelerator: Accelerator) -> Run:
             cut_log(folder / name, last_logged)
     accelerator.wait_for_everyone()
     return Run(folder, args, accelerator, checkpoint, first_step)
-
-
-def check_shared_disk(run: Path, accelerator: Accelerator) -> None:
-    """Exits with 2 if a process does not see what rank 0 writes into the run's folder.
-
-    A machine with a disk of its own would keep its part of each checkpoint and of the model to itself.
-    """
-    host = socket.gethostname()
-    mark = run / broadcast_object_list([f"seen-from-{host}-{os.getpid()}"])[0]  # a name that no file ever had
-    if accelerator.is_main_process:
-        mark.touch()
-    accelerator.wait_for_everyone()
-    blind = [name for name in gather_object(["" if mark.exists() else host]) if name]
-    if accelerator.is_main_process:
-        mark.unlink()
-    if blind:
-        fail(
-            f"{run} on {blind[0]} is not the folder that process 0 writes; all machines need --out on a disk "
-            "that they share"
-        )
 
 
 def cut_log(path: Path, last_step: int) -> None:
@@ -569,17 +483,34 @@ def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
     set_seed(number % 2**32)  # NumPy takes no more than 32 bits
 
 
-def rows_of_step(rows: list, step: int, per_step: int, seed: int) -> list:
+def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_rest: bool = True) -> list:
     """Returns the rows of a step (from 1): `per_step` prompts, traces or pairs.
 
     They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
-    through the rows once, in its own order; a remainder smaller than a step is left out.
+    through the rows once, in its own order; a remainder smaller than a step is left out, or is a step.
     """
     steps_per_epoch = len(rows) // per_step
+    if not leaves_out_rest:
+        steps_per_epoch = math.ceil(len(rows) / per_step)
     epoch, position = divmod(step - 1, steps_per_epoch)
-    order = np.random.default_rng((seed, epoch)).permutation(len(rows))
+    order = np.random.default_rng((*seed, epoch)).permutation(len(rows))
     chosen = order[position * per_step : (position + 1) * per_step]
     return [rows[place] for place in chosen]
+
+
+def plan_steps(n_rows: int, args, accelerator: Accelerator) -> int:
+    """Returns the steps of `args.epochs` over the rows; exits with 2 if the processes cannot share a step."""
+    n_processes = accelerator.num_processes
+    if args.batch_size % n_processes:
+        fail(f"--batch-size {args.batch_size} cannot be shared by {n_processes} processes; use a multiple")
+    steps = max(1, round(args.epochs * (n_rows // args.batch_size)))
+    accelerator.print(f"{steps} steps of {args.batch_size} rows, on {n_processes} processes")
+    return steps
+
+
+def count_reasons(dropped: list[dict]) -> dict[str, int]:
+    """Counts dropped rows by their reason."""
+    return dict(Counter(row["reason"] for row in dropped))
 
 
 class Timer:
@@ -596,11 +527,6 @@ class Timer:
         self.at_each_phase = at_each_phase
         self.started = time.monotonic()
         self.last = self.started
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds of all phases."""
-        return self.last - self.started
 
     def end(self, phase: str) -> None:
         """Adds the time since the last call to time/<phase>. Waits for the GPU first."""
@@ -622,41 +548,42 @@ def asks_somebody(args) -> bool:
     return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
 
 
+@dataclass
 class Training:
     """What surrounds the steps of a training script; see `training`, which makes it."""
 
-    def __init__(
-        self,
-        run: Run,
-        learners: dict[str, Learner],
-        tokenizer,
-        n_steps: int,
-        columns: dict[str, str],
-        checks: list[Callable] = (),
-        measure: Callable[[int], bool] | None = None,
-    ):
-        self.run = run
-        self.learners = learners
-        self.tokenizer = tokenizer
-        self.n_steps = n_steps
-        self.columns = columns
-        self.checks = checks
-        self.measure = measure
-        self.last_step = run.first_step
+    run: Run
+    learners: dict[str, Learner]
+    """{"model": the policy, "critic": ..., ...}, which are in each checkpoint."""
+    tokenizer: Tokenizer
+    n_steps: int
+    """The run's length, steps of an earlier start included."""
+    columns: dict[str, str]
+    """{title on the screen: key of the metrics}."""
+    sampler: object = None
+    """Of a loop that generates; a run that was stopped closes it."""
+    checks: list[Callable] = ()
+    """Functions of (step, metrics, completions) that raise an error, or return a reason to end the run after
+    this step."""
+    measure: Callable[[int], bool] | None = None
+    """Measures held-out prompts before each checkpoint, and at step 0; tells whether the model is the best so
+    far."""
+
+    def __post_init__(self):
+        self.last_step = self.run.first_step
         """The last step that was trained."""
         self.end_reason = ""
         """Why the run ends before `n_steps`."""
         self.timer = Timer()
         """That of the step; `timer.end(phase)` ends a phase."""
-        self.sigterm_at: float | None = None
+        self.is_stopping = False
+        """Whether this process received SIGTERM."""
         self.started = time.monotonic()
         self.n_tokens = 0
-        if run.accelerator.is_main_process:
-            logged = read_log(run.folder / "metrics.jsonl")
-            if logged:
-                self.n_tokens = logged[-1].get("num_tokens", 0)
-        self.tracker = start_tracker(run.args.report_to, run.folder, run.first_step)
-        self.stacks = open(run.folder / f"stacks-rank{run.accelerator.process_index}.txt", "a")
+        if self.run.accelerator.is_main_process:
+            for line in read_log(self.run.folder / "metrics.jsonl")[-1:]:
+                self.n_tokens = line.get("num_tokens", 0)
+        self.tracker = start_tracker(self.run)
 
     def steps(self) -> Iterator[int]:
         """Yields the steps that are left, from 1 on. Each is seeded, so that a resumed run draws the same."""
@@ -716,7 +643,7 @@ class Training:
         if not self.run.accelerator.is_main_process:
             return
         elapsed = time.monotonic() - self.started
-        seconds = self.timer.seconds
+        seconds = self.timer.last - self.timer.started
         self.n_tokens += n_tokens
         metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
         line = {"step": step, "seconds": round(elapsed, 2), **metrics}
@@ -742,23 +669,16 @@ class Training:
         take longer.
         """
         if sys.gettrace() is None:
-            faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=self.stacks)
+            faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
 
     def on_sigterm(self, number, frame) -> None:
-        """Notes SIGTERM, at which the run stops at the end of its step; a second one ends it at once."""
-        now = time.monotonic()
-        if self.sigterm_at is None:
-            self.sigterm_at = now
-            os.write(
-                2,
-                b"SIGTERM: the run stops with a checkpoint at the end of this step; a second one ends it at once\n",
-            )
-        elif now - self.sigterm_at > SAME_SIGTERM:
-            os._exit(STOPPED)
+        """Notes SIGTERM, at which the run stops at the end of its step."""
+        self.is_stopping = True
+        os.write(STDERR, b"SIGTERM: the run stops with a checkpoint at the end of this step\n")
 
     def _sigterm_came(self) -> bool:
         """Tells whether any process received SIGTERM."""
-        asked = torch.tensor(float(self.sigterm_at is not None), device=self.run.accelerator.device)
+        asked = torch.tensor(float(self.is_stopping), device=self.run.accelerator.device)
         return self.run.accelerator.reduce(asked, "sum").item() > 0
 
     def close(self) -> None:
@@ -766,15 +686,11 @@ class Training:
         faulthandler.cancel_dump_traceback_later()
         if self.tracker:
             self.tracker.finish()
-        self.stacks.close()
-        path = Path(self.stacks.name)
-        if not path.stat().st_size:
-            path.unlink()
 
 
 STALL_MINUTES = 60  # a phase that takes longer ends the run, unless it asks a judge or a simulator
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
-SAME_SIGTERM = 5  # seconds in which a second SIGTERM is the first one, passed on by scheduler and launcher
+STDERR = 2  # its number, which signal handlers and timers need
 
 
 class Stopped(Exception):
@@ -782,70 +698,51 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def training(
-    run: Run,
-    learners: dict[str, Learner],
-    tokenizer,
-    n_steps: int,
-    columns: dict[str, str],
-    sampler=None,
-    **options,
-) -> Iterator[Training]:
-    """Surrounds the loop of a training script: ends it in order on SIGTERM, hangs and errors.
+def training(*parts, **options) -> Iterator[Training]:
+    """Surrounds the loop of a training script: ends it in order on SIGTERM, and with its stacks if it hangs.
 
-    Args:
-        learners: {"model": the policy, "critic": ..., ...}, which are in each checkpoint.
-        n_steps: the run's length, steps of an earlier start included.
-        columns: {title on the screen: key of the metrics}.
-        sampler: of a loop that generates; a run that was stopped closes it.
-        options: `checks`, functions of (step, metrics, completions) that raise an error, or return a reason
-            to end the run after this step; and `measure`, a function of the step (0 before the first) that
-            measures held-out prompts before each checkpoint and tells whether the model is the best so far.
+    `parts` and `options`: the fields of Training.
     """
     _hold_process_group()
-    train = Training(run, learners, tokenizer, n_steps, columns, **options)
+    train = Training(*parts, **options)
     before = signal.signal(signal.SIGTERM, train.on_sigterm)
     try:
         yield train
     except Stopped as stopped:
-        run.accelerator.print(
+        train.run.accelerator.print(
             f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
         )
-        leave(sampler)
+        leave(train.sampler)
         sys.exit(STOPPED)
-    except (Exception, SystemExit) as error:  # SystemExit: such as a judge's budget that is spent
-        whole = [folder.name for folder in numbered(run.folder) if (folder / "complete").exists()]
-        outlook = f"--resume continues from {whole[-1]}" if whole else "there is no checkpoint yet"
-        print(f"error: the run ended by {in_one_line(error)}; {outlook}", file=sys.stderr, flush=True)
-        raise
     finally:
         signal.signal(signal.SIGTERM, before)
         train.close()
 
 
-def start_tracker(report_to: str, run: Path, first_step: int):
+def start_tracker(run: Run):
     """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
 
     Returns None for "none", and on all but the main process. A resume may log steps a second time:
     TensorBoard then drops the first ones, W&B the second ones, and Trackio has both. They are equal where
     resuming is exact.
     """
-    if report_to == "none" or not PartialState().is_main_process:
+    report_to = run.args.report_to
+    if report_to == "none" or not run.accelerator.is_main_process:
         return None
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     tracker_class = LOGGER_TYPE_TO_CLASS[report_to]
     if report_to == "tensorboard":
-        tracker = tracker_class(report_to, run, purge_step=first_step + 1)
+        tracker = tracker_class(report_to, run.folder, purge_step=run.first_step + 1)
     else:
-        id_file = run / "tracker_id"  # as a run that is overwritten has the same name
+        id_file = run.folder / "tracker_id"  # as a run that is overwritten has the same name
         if not id_file.exists():
-            id_file.write_text(f"{run.parent.name}-{run.name}-{secrets.token_hex(4)}")
+            id_file.write_text(f"{run.folder.parent.name}-{run.folder.name}-{secrets.token_hex(4)}")
         name = id_file.read_text()
-        settings = {"name": name, "config": read_arguments(run), "resume": "allow"}
+        settings = {"name": name, "config": dataclasses.asdict(run.args), "resume": "allow"}
         if report_to == "wandb":
-            settings |= {"id": name, "dir": str(run)}
-        tracker = tracker_class(os.environ.get("WANDB_PROJECT", "rlmt"), **settings)
+            settings |= {"id": name, "dir": str(run.folder)}
+        tracker = tracker_class("rlmt", **settings)
     tracker.start()
     return tracker
 

@@ -137,10 +137,6 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits, capsys):
     error = exits(start, dataclasses.replace(moved, judge="other", seed=3), constants={"LIMIT": 1})
     assert "judge (m -> other)" in error and "seed (0 -> 3)" in error and "budget" not in error
     assert "LIMIT (1 -> 2)" in exits(start, moved, constants={"LIMIT": 2})
-    (run / "env.txt").write_text("another machine")
-    start(moved, constants={"LIMIT": 1})
-    assert "differ from the last start" in capsys.readouterr().out
-    assert (run / "env.txt").read_text().startswith("another machine\n\n# resumed\n")
 
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder, capsys):
@@ -160,11 +156,11 @@ def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder, capsys
 
 def test_every_row_once_per_epoch_as_a_function_of_seed_and_step():
     rows = list(range(11))
-    steps = [rlmt_run.rows_of_step(rows, step, 3, seed=7) for step in range(1, 7)]
+    steps = [rlmt_run.rows_of_step(rows, step, 3, 7) for step in range(1, 7)]
     for epoch in (steps[:3], steps[3:]):
         shown = [row for step in epoch for row in step]
         assert len(shown) == len(set(shown)) == 9  # two do not fill a step
-    assert steps[:3] != steps[3:] and steps[0] != rlmt_run.rows_of_step(rows, 1, 3, seed=8)
+    assert steps[:3] != steps[3:] and steps[0] != rlmt_run.rows_of_step(rows, 1, 3, 8)
 
 
 # --- the end of runs
@@ -196,9 +192,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(prompts, tmp
     with pytest.raises(FloatingPointError, match="step "):
         run_here([sys.executable, *map(str, words)])
     steps = steps_saved(run)
-    last = f"--resume continues from checkpoint-{steps[-1]}" if steps else "there is no checkpoint yet"
-    said = capsys.readouterr().err
-    assert "error: the run ended by FloatingPointError: step " in said and last in said
     for step in steps:
         weights = load_file(run / f"checkpoint-{step}" / "model.safetensors")
         assert all(weight.isfinite().all() for weight in weights.values())
@@ -236,7 +229,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_also_if_it_holds_the_gil(prompts,
     process = started(words, tmp_path / "output")
     process.join(120)
     assert process.exitcode == 1
-    assert "own.py" in (run / "stacks-rank0.txt").read_text()
+    assert "own.py" in (tmp_path / "output").read_text()
 
 
 def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp_path):
@@ -276,4 +269,4 @@ def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp
     ranks[0].join(120)
     ranks[1].kill()
     assert ranks[0].exitcode == 1
-    assert "most recent call first" in (run / "stacks-rank0.txt").read_text()
+    assert "most recent call first" in (tmp_path / "output").read_text()

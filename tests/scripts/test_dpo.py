@@ -24,6 +24,7 @@ from rlmt import model as policy
 from rlmt import chat as templates
 import train_dpo
 from data.toy import world
+from rlmt.run import rows_of_step
 from train_dpo import Pair, build_pairs, load_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     args = train_dpo.Args(pairs=str(path), max_completion_tokens=100)
-    pairs, dropped = load_pairs(args, tokenizer)
+    pairs, dropped, _ = load_pairs(args, tokenizer)
     skipped = Counter(row["reason"] for row in dropped)
     assert skipped == {"malformed": 2, "tie": 1, "too_long": 1} and len(pairs) == 2
     assert pairs[0].prompt_ids == templates.encode_prompt(tokenizer, user)
@@ -99,7 +100,7 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert tokenizer.decode(pairs[1].chosen_ids) == "<think>\nham\n</think>\n\ncheese<|im_end|>"
 
     args.think_format = "plain"
-    pairs, dropped = load_pairs(args, tokenizer)
+    pairs, dropped, _ = load_pairs(args, tokenizer)
     assert tokenizer.decode(pairs[0].chosen_ids) == "ham 5<|im_end|>"
     # without its thinking, the answer in tags is the rejected one
     skipped = Counter(row["reason"] for row in dropped)
@@ -158,7 +159,7 @@ def ours() -> dict[int, tuple[dict, torch.Tensor]]:
     for micro_batch_tokens in (1, 100, 10_000):
         args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
         pairs = [Pair(p.id, p.prompt_ids, p.chosen_ids, p.rejected_ids) for p in PAIRS]
-        pairs.sort(key=train_dpo.n_padded, reverse=True)
+        pairs = policy.longest_first(pairs, train_dpo.lengths_of)
         model = policy.Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
         train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
         perturb(model.model)
@@ -206,10 +207,9 @@ def test_loss_gradient_and_metrics_are_trls(ours, tmp_path):
 
 def test_order_of_pairs():
     """Two epochs of five pairs, two a step: 2, 2, 1 and again."""
-    args = train_dpo.Args(batch_size=2, seed=3)
 
     def epoch(number: int, first_step: int) -> list[list[str]]:
-        steps = [train_dpo.pairs_of_step(PAIRS, first_step + i, number, args) for i in (1, 2, 3)]
+        steps = [rows_of_step(PAIRS, first_step + i, 2, 3, number, leaves_out_rest=False) for i in (1, 2, 3)]
         return [[pair.id for pair in step] for step in steps]
 
     epochs = [epoch(1, 0), epoch(1, 3), epoch(2, 0), epoch(2, 3)]

@@ -143,7 +143,9 @@ def test_the_learning_rate_is_transformers():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3.0)
     scheduler = get_cosine_schedule_with_warmup(optimizer, math.ceil(0.1 * 37), 37)
     for step in range(37):
-        assert policy.cosine_rate(3.0, step, 37, 0.1) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+        expected = scheduler.get_last_lr()[0]
+        assert policy.set_cosine_rate(optimizer, 3.0, step + 1, 37, 0.1) == pytest.approx(expected, abs=1e-12)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, abs=1e-12)
         optimizer.step()
         scheduler.step()
 
