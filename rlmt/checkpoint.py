@@ -24,8 +24,6 @@ import transformers
 
 from rlmt.model import Learner, full_tensor, has_adapter, is_sharded_launch, unwrap, whole_weights
 
-MAIN = "model"  # name of the learner that becomes run/model; its files lie in a checkpoint's folder itself
-
 
 # --- 1. model folders
 
@@ -168,7 +166,7 @@ KEEP_CHECKPOINTS = 2  # the newest of a run; 0 keeps all
 
 def save_checkpoint(
     run: Path, step: int, learners: dict[str, Learner], tokenizer, accelerator: Accelerator
-) -> Path:
+) -> None:
     """Writes checkpoint-<step>, then deletes older ones so that KEEP_CHECKPOINTS are left.
 
     `learners`: {"model": the policy, "critic": ..., ...}.
@@ -181,7 +179,9 @@ def save_checkpoint(
     accelerator.wait_for_everyone()
 
     for name, learner in learners.items():
-        weights = folder if name == MAIN else folder / name
+        weights = folder
+        if name != "model":  # the learner that becomes run/model; its files lie in the folder itself
+            weights = folder / name
         save_weights(weights, learner.model, accelerator, merge=False)
         save_optimizer(folder, name, learner.optimizer)
 
@@ -191,7 +191,6 @@ def save_checkpoint(
         for older in numbered(run)[:-KEEP_CHECKPOINTS]:
             shutil.rmtree(older)
     accelerator.wait_for_everyone()
-    return folder
 
 
 def latest(run: Path) -> Path | None:

@@ -182,8 +182,7 @@ def load_policy_tokenizer(
             f"{args.model} was trained to the format {trained_to!r}, not {args.think_format!r}; "
             "change --think-format or --model"
         )
-    line = or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template)
-    PartialState().print(line)
+    PartialState().print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
     check_context(args.model, n_tokens or args.max_prompt_tokens + args.max_completion_tokens, flags)
     return tokenizer
 
