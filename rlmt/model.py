@@ -411,7 +411,7 @@ class Policy(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
-        # bfloat16 has 8 bits: sums over a vocabulary would be off by a percent
+        # bfloat16 tells log-probabilities of 2 nats apart by 0.01 only
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
