@@ -20,11 +20,11 @@ from rlmt.data import read_log, write_jsonl
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def write_prompts(path: Path, n: int) -> Path:
-    """Writes the first `n` prompts of the toy world, and returns the path."""
+def write_prompts(path: Path, n: int, **more) -> Path:
+    """Writes the first `n` prompts of the toy world with `more` fields, and returns the path."""
     rows = []
     for number, _, text, _ in world.orders_of("rl", n, 0):
-        rows.append({"id": number, "messages": [{"role": "user", "content": text}]})
+        rows.append({"id": number, "messages": [{"role": "user", "content": text}], **more})
     write_jsonl(path, rows)
     return path
 
