@@ -22,7 +22,7 @@ from rlmt import model as policies
 from rlmt.data import read_log
 from rlmt.run import Training, seed_step
 from script_runs import run_here, weights_of, write_prompts
-from grpo_updates import stored_completions
+from updates import stored_completions
 
 TEMPERATURE = 0.7
 BASE = "data/toy/base"
