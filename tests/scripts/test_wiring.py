@@ -13,34 +13,44 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import logsigmoid
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import train_grpo
-import train_ppo
-from rlmt import model as policies
+from rlmt import sampler
 from rlmt.data import read_log
 from rlmt.run import Training, seed_step
 from script_runs import run_here, weights_of, write_prompts
-from updates import stored_completions
 
 TEMPERATURE = 0.7
 BASE = "data/toy/base"
 REWARD_MODEL = "data/toy/reward_model"
+SAMPLER_LOGPROB = -1.5
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(script, *flags): runs a training script; returns its folder, and the completions of each step."""
+    """run(script, *flags): runs a training script; returns its folder, and the completions of each step.
+
+    Their sampler says of each token that its log-probability was SAMPLER_LOGPROB.
+    """
     prompts = write_prompts(tmp_path / "prompts.jsonl", 12, answer="5")
     completions = {}
     end = Training.end
+    read_completion = sampler.read_completion
 
     def keep(self, step, metrics, n_tokens, rows=()):
         completions[step] = rows
         end(self, step, metrics, n_tokens, rows)
 
+    def read(*arguments):
+        completion = read_completion(*arguments)
+        completion.sampler_logprobs = [SAMPLER_LOGPROB] * len(completion.ids)
+        return completion
+
     monkeypatch.setattr(Training, "end", keep)
+    monkeypatch.setattr(sampler, "read_completion", read)
+    monkeypatch.setitem(sampler.MAX_LOGPROB_GAP, "float32", math.inf)
 
     def run(script: str, *flags) -> tuple[Path, dict[int, list]]:
         out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
@@ -53,26 +63,28 @@ def run(tmp_path, monkeypatch):
 
 
 RL = ["--prompts-per-step", 4, "--updates-per-rollout", 2, "--temperature", TEMPERATURE, "--save-steps", 1]
-RL += ["--max-completion-tokens", 24, "--on-bad-format", "score"]
+RL += ["--max-completion-tokens", 24, "--micro-batch-tokens", 400, "--on-bad-format", "score"]
+RL += ["--importance-correction", "token_truncate"]
 
 
 def load(path: Path | str = BASE):
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def logprobs_of(model, one, temperature: float = TEMPERATURE) -> tuple[torch.Tensor, torch.Tensor]:
+def logprobs_of(model, one) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns log-probabilities and entropies of a completion's tokens."""
-    n_prompt = len(one.prompt_ids)
-    logits = model(torch.tensor([one.prompt_ids + one.ids])).logits[0, n_prompt - 1 : -1]
-    every = (logits / temperature).log_softmax(-1)
+    logits = model(torch.tensor([one.prompt_ids + one.ids])).logits[0, len(one.prompt_ids) - 1 : -1]
+    every = (logits / TEMPERATURE).log_softmax(-1)
     entropies = -(every.exp() * every).sum(-1)
     return every.gather(1, torch.tensor(one.ids).unsqueeze(1)).squeeze(1), entropies
 
 
 def token_losses(policy, reference, one, advantages, beta: float, entropy_coef: float) -> torch.Tensor:
+    """Returns the loss of each token (T,) but the critic's; `one.old`: log-probabilities before the updates."""
     logprobs, entropies = logprobs_of(policy, one)
     ratio = (logprobs - one.old).exp()
     gained = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    gained = gained * (one.old - SAMPLER_LOGPROB).exp().clamp(max=3.0)
     gap = logprobs_of(reference, one)[0].detach() - logprobs
     return beta * (gap.exp() - gap - 1) - entropy_coef * entropies - gained
 
@@ -102,51 +114,12 @@ def check_weights(folder: Path, model, start) -> None:
         assert (found[name] - expected).norm() <= 0.01 * (expected - weight).norm(), name
 
 
-# --- an update
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_a_gradient_in_micro_batches_is_that_of_single_completions(algorithm):
-    """Policy loss, KL, entropy bonus and importance weights; GRPO's mean is the released one."""
-    accelerator = policies.start_accelerator()
-    torch.manual_seed(0)
-    policy = policies.Policy(load(), TEMPERATURE)
-    reference = policies.load_reference(BASE, TEMPERATURE, accelerator)
-    for weight in policy.parameters():  # away from the reference, so that the KL has a gradient
-        weight.data += 0.02 * torch.randn_like(weight)
-    completions = stored_completions(6, 1)[0]
-    policies.set_old_logprobs(policy, completions, 300, 0, accelerator)
-    for one in completions:  # a sampler that differs by some nats
-        one.old = torch.tensor(one.old_logprobs)
-        one.sampler_logprobs = (one.old - torch.randn(len(one.ids))).tolist()
-
-    shared = {"entropy_coef": 0.1, "micro_batch_tokens": 300, "importance_correction": "token_truncate"}
-    if algorithm == "grpo":
-        args = train_grpo.Args(loss_type=train_grpo.RELEASED["loss_type"], beta=0.1, **shared)
-        train_grpo.accumulate_gradients(completions, policy, reference, args, 0, accelerator)
-    else:
-        args = train_ppo.Args(kl_coef=0.1, **shared)
-        policies.set_reference_logprobs(policy, reference, completions, 300, 0, accelerator)
-        train_ppo.accumulate_policy_gradients(completions, policy, args, 0, accelerator)
-    found = {name: weight.grad.clone() for name, weight in policy.named_parameters()}
-    policy.zero_grad()
-    for one in completions:
-        weights = (one.old - torch.tensor(one.sampler_logprobs)).exp().clamp(max=3.0)
-        advantages = torch.tensor(one.advantages) * weights
-        losses = token_losses(policy.model, reference.model, one, advantages, 0.1, 0.1)
-        n_terms = n_tokens_of(completions)
-        if algorithm == "grpo":
-            n_terms = len(one.ids) * len(completions)
-        (losses.sum() / n_terms).backward()
-    for name, weight in policy.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-6, msg=name)
-
-
 # --- a step of each loop
 
 
 def test_a_step_of_grpo(run):
     flags = ["--group-size", 4, "--beta", 0.3, "--learning-rate", 1e-2, "--entropy-coef", 0.01, "--steps", 1]
+    flags += ["--loss-type", "grpo"]  # as released: a mean over completions of the means over their tokens
     folder, steps = run("train_grpo.py", *RL, *flags)
     policy, reference = load(), load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
@@ -156,8 +129,9 @@ def test_a_step_of_grpo(run):
         one.advantage = advantage
         one.old = logprobs_of(policy, one)[0].detach()
     for half in halves(steps[1]):
-        loss = sum(token_losses(policy, reference, one, one.advantage, 0.3, 0.01).sum() for one in half)
-        (loss / n_tokens_of(half)).backward()
+        for one in half:
+            losses = token_losses(policy, reference, one, one.advantage, 0.3, 0.01)
+            (losses.mean() / len(half)).backward()
         take_step(policy, optimizer)
     check_weights(folder / "model", policy, load())
 
@@ -172,16 +146,16 @@ def values_of(critic, one) -> torch.Tensor:
 
 
 @torch.no_grad()
-def set_targets(completions: list, policy, reference, critic) -> float:
-    """Sets `old`, `old_values`, `white` advantages and the critic's `targets`, with KL in the reward; returns
-    the mean KL."""
+def set_targets(completions: list, policy, reference, critic, kl_coef: float) -> float:
+    """Sets `old`, `old_values`, `white` advantages and the critic's `targets`; returns the mean KL, which is
+    in the reward."""
     kl = 0.0
     for one in completions:
         one.old, _ = logprobs_of(policy, one)
         one.old_values = values_of(critic, one)
         rewards = logprobs_of(reference, one)[0] - one.old
         kl -= rewards.sum().item()
-        rewards *= 0.3
+        rewards *= kl_coef
         rewards[-1] += one.reward
         deltas = rewards - one.old_values
         deltas[:-1] += one.old_values[1:]
@@ -195,20 +169,22 @@ def set_targets(completions: list, policy, reference, critic) -> float:
     return kl / n_tokens_of(completions)
 
 
-def test_two_steps_of_ppo(run):
-    flags = ["--kl", "reward", "--kl-coef", 0.3, "--lam", 0.9, "--learning-rate", 1e-3, "--steps", 2]
+@pytest.mark.parametrize("kl", ["reward", "loss"])
+def test_two_steps_of_ppo(run, kl):
+    beta = {"loss": 0.3, "reward": 0.0}[kl]
+    flags = ["--kl", kl, "--kl-coef", 0.3, "--lam", 0.9, "--learning-rate", 1e-3, "--steps", 2]
     folder, steps = run("train_ppo.py", *RL, *flags, "--critic-learning-rate", 3e-3)
     policy, reference, critic = load(), load(), load_critic(REWARD_MODEL)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
     critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=3e-3, weight_decay=0.1)
-    set_targets(steps[1], policy, reference, critic)
+    set_targets(steps[1], policy, reference, critic, 0.3 - beta)
     for half in halves(steps[1]):
         loss = 0.0
         for one in half:
             values = values_of(critic, one)
             held = one.old_values + (values - one.old_values).clamp(-0.5, 0.5)
             errors = torch.max((values - one.targets).square(), (held - one.targets).square())
-            loss += (0.5 * errors + token_losses(policy, reference, one, one.white, 0.0, 0.0)).sum()
+            loss += (0.5 * errors + token_losses(policy, reference, one, one.white, beta, 0.0)).sum()
         (loss / n_tokens_of(half)).backward()
         take_step(policy, optimizer)
         take_step(critic, critic_optimizer)
@@ -222,8 +198,9 @@ def test_two_steps_of_ppo(run):
     assert first["approximate_kl"] > 0.0
     # the policy has left the reference, so that the KL has a sign
     critic = load_critic(folder / "checkpoint-1" / "critic")
-    kl = set_targets(steps[2], load(folder / "checkpoint-1"), reference, critic)
-    assert second["kl"] == pytest.approx(kl, rel=1e-3)
+    mean_kl = set_targets(steps[2], load(folder / "checkpoint-1"), reference, critic, 0.3 - beta)
+    if kl == "reward":
+        assert second["kl"] == pytest.approx(mean_kl, rel=1e-3)
 
 
 def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
@@ -241,34 +218,25 @@ def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
     assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected.tolist()) and expected.any()
 
 
-def test_a_round_of_dpo_has_the_rates_of_its_schedule(run):
+def test_updates_of_dpo_have_the_rates_of_its_schedule(run):
+    used = []
+
+    def note(optimizer, *_) -> None:
+        used.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+
+    hook = register_optimizer_step_pre_hook(note)
     flags = ["--rounds", 1, "--prompts-per-round", 0, "--samples-per-prompt", 4, "--batch-size", 2]
-    flags += ["--epochs", 2, "--learning-rate", 1e-3, "--warmup-ratio", 0.4, "--beta", 0.3]
-    folder, _ = run("train_dpo.py", *flags, "--max-completion-tokens", 40)
-    pairs = read_log(folder / "round-1" / "pairs.jsonl")
+    flags += ["--learning-rate", 1e-3, "--warmup-ratio", 0.4, "--epochs", 3]
+    folder, _ = run("train_dpo.py", *flags)
+    hook.remove()
     log = read_log(folder / "round-1" / "metrics.jsonl")
-    policy, reference = load(), load().requires_grad_(False)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    per_epoch = math.ceil(len(pairs) / 2)
-    n_warmup = math.ceil(0.4 * 2 * per_epoch)
-    assert len(log) == 2 * per_epoch > 2
+    n_warmup = math.ceil(0.4 * len(log))
+    assert len(log) == len(used) > n_warmup + 1
     for step, row in enumerate(log):
         rate = 1e-3 * step / n_warmup
         if step >= n_warmup:
             rate = 5e-4 * (1 + math.cos(math.pi * (step - n_warmup) / (len(log) - n_warmup)))
-        assert row["learning_rate"] == pytest.approx(rate)
-        optimizer.param_groups[0]["lr"] = rate
-        epoch, position = divmod(step, per_epoch)
-        order = np.random.default_rng((0, 1, epoch)).permutation(len(pairs))
-        members = order[position * 2 : position * 2 + 2]
-        for place in members:
-            margins = []
-            for side in ("chosen_ids", "rejected_ids"):
-                one = SimpleNamespace(prompt_ids=pairs[place]["prompt_ids"], ids=pairs[place][side])
-                margins.append((logprobs_of(policy, one, 1.0)[0] - logprobs_of(reference, one, 1.0)[0]).sum())
-            (-logsigmoid(0.3 * (margins[0] - margins[1])) / len(members)).backward()
-        take_step(policy, optimizer)
-    check_weights(folder / "model", policy, load())
+        assert row["learning_rate"] == pytest.approx(rate) and used[step] == (row["learning_rate"], 0.1)
 
 
 def test_every_rank_draws_differently_and_a_resume_draws_the_same():
