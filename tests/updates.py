@@ -1,15 +1,12 @@
-"""Updates of GRPO and PPO on stored completions of unequal lengths, and what each process then holds;
-tests/scripts/test_two_processes.py runs them on one process and on two."""
+"""Updates of GRPO and PPO on stored completions of unequal lengths; tests/scripts/test_two_processes.py runs
+them on one process and on two."""
 
 import math
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from rlmt import memory
 from rlmt import model as policies
 from rlmt.model import Learner, Policy, clip_gradients
 from rlmt.sampler import Completion, share_of
@@ -62,27 +59,8 @@ def norms_of(model: torch.nn.Module) -> dict[str, float]:
     return {name: weight.double().norm().item() for name, weight in policies.whole_weights(model)}
 
 
-def bytes_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
-    """Counts this process's bytes of weights, gradients and Adam's moments, without gathered layers."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-    tensors = list(model.parameters())
-    if optimizer:
-        tensors += [weight.grad for weight in model.parameters()]
-        for state in optimizer.state.values():
-            tensors += state.values()
-    return sum(to_local(tensor).nbytes for tensor in tensors)
-
-
-def to_local(tensor: torch.Tensor) -> torch.Tensor:
-    if isinstance(tensor, DTensor):
-        return tensor.to_local()
-    return tensor
-
-
-def ppo_updates(accelerator) -> tuple[list[dict], dict]:
-    """Returns the metrics of two updates on each of two rollouts, and norms of weights."""
+def ppo_updates(accelerator) -> dict:
+    """Makes two updates on each of two rollouts; returns metrics and norms of weights."""
     args = train_ppo.Args(kl="reward", kl_coef=0.1, **FLAGS)
     model, optimizer = load_policy(args, accelerator)
     critic = train_ppo.load_critic(REWARD_MODEL, args)
@@ -106,11 +84,11 @@ def ppo_updates(accelerator) -> tuple[list[dict], dict]:
                 each.step()
                 each.zero_grad()
         steps.append(means)
-    return steps, norms_of(model) | norms_of(critic)
+    return {"steps": steps, "weights": norms_of(model) | norms_of(critic)}
 
 
 def grpo_updates(accelerator) -> dict:
-    """Makes three updates, and one of an adapter; returns metrics, norms of weights, and what is held."""
+    """Makes three updates, and one of an adapter; returns metrics and norms of weights."""
     args = train_grpo.Args(beta=0.1, **FLAGS)
     model, optimizer = load_policy(args, accelerator)
     reference = policies.load_reference(BASE, 0.9, accelerator)
@@ -120,7 +98,6 @@ def grpo_updates(accelerator) -> dict:
         means = train_grpo.accumulate_gradients(own, model, reference, args, 0, accelerator)
         means["grad_norm"] = clip_gradients(model, 1.0)
         optimizer.step()
-        held = [bytes_held(model, optimizer), bytes_held(reference)]
         optimizer.zero_grad()
         steps.append(means)
 
@@ -129,14 +106,7 @@ def grpo_updates(accelerator) -> dict:
     args.lora_r = 4
     adapted, _ = load_policy(args, accelerator)
     steps.append(train_grpo.accumulate_gradients(own, adapted, None, args, 0, accelerator))
-    planned = [memory.trained_gib(BASE, train_grpo.Args()), memory.reference_gib(BASE)]
-    return {
-        "steps": steps,
-        "weights": norms_of(model),
-        "adapted weights": norms_of(adapted),
-        "bytes held": gather_object([held]),
-        "bytes planned": [gib * memory.GIB for gib in planned],
-    }
+    return {"steps": steps, "weights": norms_of(model), "adapted weights": norms_of(adapted)}
 
 
 def bfloat16_updates(accelerator) -> dict:
@@ -167,8 +137,7 @@ def bfloat16_updates(accelerator) -> dict:
 
 
 def updates(accelerator) -> dict:
-    steps, weights = ppo_updates(accelerator)
-    found = {"ppo": {"steps": steps, "weights": weights}, "grpo": grpo_updates(accelerator)}
+    found = {"ppo": ppo_updates(accelerator), "grpo": grpo_updates(accelerator)}
     if accelerator.is_fsdp2:
         found["bfloat16"] = bfloat16_updates(accelerator)
     return found

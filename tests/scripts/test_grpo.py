@@ -1,13 +1,11 @@
 """train_grpo.py: advantages against naive loops, the loss against TRL's, the script on the toy world."""
 
-import json
 import math
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +26,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rlmt.data import read_log, write_jsonl
 from rlmt.run import rows_of_step
-from rewards.unsupervised import Collapse
 import train_grpo
 
 BASE = "data/toy/base"
@@ -158,9 +155,9 @@ def test_loss_gradient_and_metrics_are_trls(trl_trainer, loss_type, epsilon_high
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (theirs, theirs, None)
     trainer._metrics["train"].clear()
     inputs = {
-        "prompt_ids": torch.ones(4, 2, dtype=torch.long),
-        "prompt_mask": torch.ones(4, 2, dtype=torch.long),
-        "completion_ids": torch.ones(4, 9, dtype=torch.long),
+        "prompt_ids": mask,  # neither ids nor the prompt are looked at
+        "prompt_mask": mask,
+        "completion_ids": mask,
         "completion_mask": completion_mask,
         "tool_mask": own_mask,
         "advantages": advantages,
@@ -213,7 +210,8 @@ def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path, capfd):
     assert f"resumes from {broken}/checkpoint-3" in capfd.readouterr().out
 
     check_same_bits(whole, broken)
-    assert max(row["sampling/logprob_gap"] for row in read_log(broken / "metrics.jsonl")) < 1e-4
+    for metrics in read_log(broken / "metrics.jsonl"):
+        assert math.isfinite(metrics["loss"]) and metrics["sampling/logprob_gap"] < 1e-4
     measured = read_log(broken / "held_out.jsonl")
     assert measured == read_log(whole / "held_out.jsonl")
     assert [row["step"] for row in measured] == [0, 1, 2, 3, 4] and {row["n"] for row in measured} == {1}
@@ -232,27 +230,6 @@ def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
     assert max(row["sampling/logprob_gap"] for row in read_log(broken / "metrics.jsonl")) < 1e-4
 
 
-def test_what_a_run_in_bfloat16_writes_and_training_on(prompts, tmp_path):
-    """Weights and Adam's moments in its files are float32."""
-    run = tmp_path / "run"
-    run_here(command([], prompts, run, "--dtype", "bfloat16", "--steps", "1"))
-    run_here(command([], prompts, run, "--dtype", "bfloat16", "--steps", "2", "--resume"))
-    assert json.loads((run / "summary.json").read_text())["steps"] == 2
-    rows = read_log(run / "completions.jsonl")
-    assert [row["step"] for row in rows] == [1] * 16 + [2] * 16
-    assert rows[0].keys() >= {"messages", "thinking", "response", "status", "rewards", "advantage"}
-    log = read_log(run / "metrics.jsonl")
-    assert [metrics["step"] for metrics in log] == [1, 2]
-    assert log[0]["kl"] == 0 < log[1]["kl"]  # the reference computes as the policy does
-    for metrics in log:
-        assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
-        parts = [metrics[f"time/{part}"] for part in ("rollout", "reward", "advantage", "update", "other")]
-        assert sum(parts) == pytest.approx(metrics["step_time"])
-    assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
-    states = torch.load(run / "checkpoint-2" / "model-optimizer-rank0.pt", weights_only=True)
-    assert {state["exp_avg"].dtype for state in states["state"].values()} == {torch.float32}
-
-
 OWN_REWARD = """
 def odd_words(rows):  # of a prompt with an even number nothing can be learned
     return [float(int(row["id"].split("-")[-1]) % 2) * (i % 4) for i, row in enumerate(rows)]
@@ -260,14 +237,16 @@ def odd_words(rows):  # of a prompt with an even number nothing can be learned
 
 
 def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
-    """The groups that are trained on are those whose collapse is logged."""
+    """In bfloat16, where the reference computes as the policy does."""
     own = tmp_path / "own.py"
     own.write_text(OWN_REWARD)
-    words = ["--rewards", f"{own}:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
-    run_here(command([], prompts, tmp_path / "run", "--steps", "1", "--prompts-per-step", "6", *words))
-    [metrics] = read_log(tmp_path / "run" / "metrics.jsonl")
-    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
-    trained = read_log(tmp_path / "run" / "completions.jsonl")
+    run = tmp_path / "run"
+    words = ["--rewards", f"{own}:odd_words:1", "--dynamic-sampling", "30", "--dtype", "bfloat16"]
+    run_here(command([], prompts, run, "--steps", "1", "--prompts-per-step", "6", *words))
+    [metrics] = read_log(run / "metrics.jsonl")
+    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30 and metrics["kl"] == 0
+    assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
+    trained = read_log(run / "completions.jsonl")
     assert len(trained) == 24 and len({row["id"] for row in trained}) == 6  # no prompt is there twice
     chosen = [row["id"] for row in rows_of_step(read_log(prompts), 1, 6, 0)]
     for n, before in enumerate(chosen):
@@ -276,9 +255,6 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         assert int(after.split("-")[-1]) % 2 and [row["reward"] for row in group] == [0.0, 1.0, 2.0, 3.0]
         if int(before.split("-")[-1]) % 2:  # one with a signal stays
             assert after == before
-    completions = [SimpleNamespace(id=row["id"], response=row["response"]) for row in trained]
-    agreement = Collapse(tmp_path, 4).indicators(completions)["collapse/agreement"]
-    assert metrics["collapse/agreement"] == agreement
 
 
 # --- arguments

@@ -80,9 +80,6 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
         assert found[algorithm]["weights"] == pytest.approx(expected["weights"], rel=0.1 * tolerance)
     adapted = one_process["grpo"]["adapted weights"]
     assert found["grpo"]["adapted weights"] == pytest.approx(adapted, rel=1e-5)
-    for result in (one_process["grpo"], found["grpo"]):
-        for held in result["bytes held"]:
-            assert held == pytest.approx(result["bytes planned"], rel=0.05)
     if launcher is FSDP2:
         in_bfloat16 = found["bfloat16"]
         assert in_bfloat16["gradients"] == ["torch.float32"] * 2  # in bfloat16 a sum of 1,500 is off by a nat
