@@ -241,10 +241,12 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN_REWARD)
     run = tmp_path / "run"
-    words = ["--rewards", f"{own}:odd_words:1", "--dynamic-sampling", "30", "--dtype", "bfloat16"]
+    words = ["--rewards", f"{own}:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
+    words += ["--dtype", "bfloat16"]
     run_here(command([], prompts, run, "--steps", "1", "--prompts-per-step", "6", *words))
     [metrics] = read_log(run / "metrics.jsonl")
-    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30 and metrics["kl"] == 0
+    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30 and metrics["collapse/agreement"] <= 1
+    assert metrics["kl"] == 0
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     trained = read_log(run / "completions.jsonl")
     assert len(trained) == 24 and len({row["id"] for row in trained}) == 6  # no prompt is there twice
