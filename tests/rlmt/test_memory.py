@@ -1,5 +1,5 @@
-"""rlmt/memory.py: memory of runs that no machine of the tests could hold. tests/scripts/test_grpo.py measures
-that of a small one."""
+"""rlmt/memory.py: memory of runs that no machine of the tests could hold. test_checkpoint.py measures that
+of a small one."""
 
 from pathlib import Path
 from types import SimpleNamespace

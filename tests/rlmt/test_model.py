@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from rlmt import model as policy
-from grpo_updates import stored_completions
+from updates import stored_completions
 from rlmt.run import RunArgs
 
 BASE = "data/toy/base"
