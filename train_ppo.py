@@ -79,7 +79,6 @@ from rlmt.run import (
     training,
 )
 from rlmt.sampler import (
-    FormatGuard,
     check_any_reward,
     completion_metrics,
     gather_rewards,
@@ -89,6 +88,7 @@ from rlmt.sampler import (
     sample_completions,
     share_of,
     wants_vllm,
+    warn_of_format,
 )
 import torch
 from accelerate import Accelerator
@@ -559,10 +559,8 @@ def main(args: Args) -> None:
     sampler = policy_sampler(
         args, tokenizer, use_vllm, args.max_completion_tokens, max_length, sleeps=args.vllm_sleep
     )
-    checks = [
-        sampler.check,
-        FormatGuard(args).check,
-    ]  # of weights that differ, and of completions that teach nothing
+    # of weights that differ, and of completions that teach nothing
+    checks = [sampler.check, warn_of_format]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse

