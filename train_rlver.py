@@ -75,7 +75,6 @@ from rlmt.run import (
 )
 from rlmt.sampler import (
     Completion,
-    FormatGuard,
     Sample,
     Sampler,
     check_any_reward,
@@ -87,6 +86,7 @@ from rlmt.sampler import (
     reward_metrics,
     share_of,
     text_of,
+    warn_of_format,
 )
 import torch
 from accelerate import Accelerator
@@ -535,7 +535,7 @@ def main(args: Args) -> None:
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     pad_token_id = tokenizer.pad_token_id
-    checks = [sampler.check, FormatGuard(args, "max_turn_tokens").check]
+    checks = [sampler.check, warn_of_format]
     with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
         for step in train.steps():
             metrics = {
