@@ -330,15 +330,11 @@ def humaneval_check(task: dict, text: str) -> dict:
 
     completion = code_runner.find_program(text, {task["entry_point"]})
     test = f"{task['test']}\ncheck({task['entry_point']})"
-    result = code_runner.run(f"{task['prompt']}\n{completion}", [test])
-    correct = result.passed == [True]
-    status = result.status
-    if status == "ok" and not correct:
-        status = "error"
+    output = code_runner.run(f"{task['prompt']}\n{completion}", test)
     return {
-        "correct": correct,
-        "program_status": status,  # `status` is that of the generation
-        "error": result.stderr[-300:],
+        "correct": output.status == "ok",
+        "program_status": output.status,  # `status` is that of the generation
+        "error": output.stderr[-300:],
     }
 
 
