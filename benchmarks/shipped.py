@@ -9,7 +9,7 @@ import re
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.foreign import FOREIGN_STYLES, style_of
 from rlmt.chat import choose_template, ends_of_template, render
 from utils import THINK_FORMATS
 
@@ -87,20 +87,15 @@ def find_opening(tokenizer: Tokenizer) -> str:
 
     A template that switches thinking off closes it at once: "<think>\\n\\n</think>\\n\\n".
     """
-    name = tokenizer.think_format
-    if name in FOREIGN_STYLES:
-        opening = re.escape(FOREIGN_STYLES[name].opens_thinking)
-        closing = FOREIGN_STYLES[name].opens_answer
-    elif THINK_FORMATS[name].thinking_tags:
-        opening, closing = map(re.escape, THINK_FORMATS[name].thinking_tags)
-    else:
+    style = style_of(tokenizer.think_format)
+    if not style:
         return ""
-
     question = [{"role": "user", "content": "@@"}]
     prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     after_question = prompt.rpartition("@@")[2]
     # always a match, of an empty text if the template writes neither tag
-    return re.search(rf"({opening}\s*)?({closing}\s*)?\Z", after_question)[0]
+    opening = re.escape(style.opens_thinking)
+    return re.search(rf"({opening}\s*)?({style.opens_answer}\s*)?\Z", after_question)[0]
 
 
 def find_ends(tokenizer: Tokenizer) -> list[int]:
