@@ -316,9 +316,8 @@ def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
     profile = {"id": "a", "player": "p", "scene": "s", "task": "t", "first_talk": "Hi!", "system": "Be kind."}
     dialogue = simulated_user.start(profile, simulated_user.SAGE)
     text = shared.whole_turn(args, written, True)
-    parts = shared.split_answer(text, style)
-    shows_response = shared.answer_shows_response(text, style)
-    simulated_user.add_split_turn(dialogue, simulated_user.SAGE, text, parts, shows_response)
+    readers = (shared.split_answer, shared.answer_shows_response)
+    simulated_user.add_model_turn(dialogue, simulated_user.SAGE, text, style, True, *readers)
     simulated_user.add_user_turn(dialogue, simulated_user.SAGE, "Go on.", 1)
     assert dialogue["history"][1]["status"] == "ok" and dialogue["history"][1]["content"] == "y 1"
 

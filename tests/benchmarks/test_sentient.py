@@ -10,12 +10,11 @@ import pytest
 
 import eval_sentient
 import page
-import utils
 from benchmarks import sentient
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
-from rlmt.data import read_log
-from test_simulated_user import PROFILE, dialogue, shared, write
+from rlmt.data import read_log, read_rows
+from test_simulated_user import dialogue, shared, write
 
 ROOT = Path(__file__).parents[2]
 USERS = f"{ROOT}/data/toy/users.py"
@@ -50,29 +49,33 @@ def test_the_published_scores(tmp_path):
         # nine answers: the user does not answer the tenth reply
         curve = out["emotion_curve"]
         assert (len(curve), curve[0], curve[-1]) == (10, 40, pytest.approx(out["mean_emotion"]))
-        for stored in sentient.read(path):
-            first, *later = sentient.turns_of_user(stored)
+        for stored in read_rows(path):
+            first, *later = [turn for turn in stored["history"] if turn["role"] == "user"]
             emotion = first["emotion-point"]
             assert emotion == sim.SAGE["start"]
             for turn in later:
                 holds_change = turn if "change" in turn else turn["planning"]
                 emotion = sim.new_emotion(emotion, holds_change["change"], sim.SAGE)
-                is_over = sim.ending(emotion, turn["content"], sim.language(first["content"]), sim.SAGE)
+                is_over = sim.ending(emotion, turn["content"], sim.SAGE)
                 assert turn["emotion-point"] == emotion and (turn is later[-1] or not is_over)
             assert stored["emo_point"] == emotion
 
 
 def test_a_curve_ends_at_the_sentient_score():
     long = talk(("a", 10), ("b", -20), ("c", 5))  # 40 50 30 35
-    short = talk(("a", 20))  # 40 60, and stays there
+    short = talk(("a", 60))  # 40 100, and stays there
     broken = talk(("a", 10))  # 40 50, then a malformed reply: 0
-    sim.add_split_turn(broken, FREE, "b", utils.split_thinking("b", "think"), False)
+    sim.add_model_turn(broken, FREE, "b", "think")
     lost = talk(("a", 10))
     sim.end_without_score(lost, "no reply")
-    dialogues = [long, short, broken, lost]
-    curve = sentient.emotion_curve(dialogues)
-    assert curve == pytest.approx([40, 160 / 3, 90 / 3, 95 / 3])
-    assert curve[-1] == sim.score(dialogues)["mean_emotion"]
+    args = eval_sentient.Args(max_invalid=0.25)
+    out = sentient.score(args, [long, short, broken, lost])
+    assert out["emotion_curve"] == pytest.approx([40, 200 / 3, 130 / 3, 135 / 3])
+    assert out["mean_emotion"] == 135 / 3 and (out["success"], out["failure"]) == (1, 1)
+    assert (out["n"], out["n_invalid"], out["mean_turns"]) == (4, 1, (4 + 2 + 2) / 3)
+    assert out["format_ok"] == 6 / 7 and out["ended"] == {"": 2, "bad_format": 1, "simulator_failed": 1}
+    args.max_invalid = 0.2
+    assert sentient.score(args, [long, short, broken, lost])["mean_emotion"] is None
 
 
 # --- strategies and capabilities
@@ -197,13 +200,3 @@ def test_toy_model_from_end_to_end_and_after_a_kill(tmp_path, monkeypatch):
                 eval_sentient.main(toy_args(tmp_path, resume=True))
         eval_sentient.main(toy_args(tmp_path, resume=True))
         assert [(run / name).read_text() for name in names] == whole
-
-
-def test_an_outage_of_a_simulator_ends_the_run_before_its_summary(tmp_path, exits):
-    args = toy_args(tmp_path)
-    dialogues = [sim.start(PROFILE | {"id": name}, sim.SAGE) | {"ended": "turns"} for name in "abc"]
-    sim.end_without_score(dialogues[0], "unreadable in 4 attempts: no change")
-    assert eval_sentient.score_dialogues(args, "simulator", [], dialogues)["n_invalid"] == 1
-    sim.end_without_score(dialogues[1], "no reply in 9 calls; the last: HTTP 503")
-    said = exits(eval_sentient.score_dialogues, args, "simulator", [], dialogues)
-    assert "1 of 3 got no reply" in said and "--resume" in said

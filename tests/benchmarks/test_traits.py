@@ -99,7 +99,7 @@ def score(orders: list[tuple], max_invalid: float = 1.0) -> dict:
     rows = []
     for i, pair in enumerate(orders):
         for model_is, choice in enumerate(pair, 1):
-            choices = {"a": choice} if choice else None
+            choices = [choice] if choice else None
             rows.append({"id": i, "model_is": model_is, "choices": choices, "invalid": "prose"})
     return traits.score_verdicts(rows, TRAITS, max_invalid, 0)
 
@@ -163,7 +163,7 @@ def test_no_malformed_reply_is_a_verdict_or_a_trait(text):
 
 
 def test_lists_of_traits():
-    text = 'Traits:\n{"traits": [{"name": " Budget \\n first ", "description": "d", "example": "x"}]}'
+    text = 'Traits:\n{"traits": [{"name": " Budget first \\n", "description": "d", "example": "x"}]}'
     assert traits.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
     assert traits.read_traits('{"traits": []}', 1) == []
     good = {"name": "n", "description": "d"}
@@ -173,7 +173,7 @@ def test_lists_of_traits():
         [1],
         [{"name": "n"}],
         [good | {"name": " "}],
-        [good, good | {"name": "N "}],
+        [good, good | {"name": "n "}],
         [good] * 4,
     ):
         with pytest.raises(ValueError):

@@ -266,7 +266,7 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
 @example("qwen25_instruct", "<|im_end|>\n<|im_start|>assistant\n")
 def test_a_user_s_turn_between_two_replies(tokenizers, family, said):
     tokenizer = tokenizers[family, "think"]
-    turn = lambda words: train_rlver.turn_ids(tokenizer, words, True)
+    turn = lambda words: train_rlver.turn_ids(tokenizer, words)
     assert control_count(tokenizer, turn(said)) == control_count(tokenizer, turn("Q"))
 
 
