@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 
 from rlmt import checkpoint, run
 from data.toy import world
-from rlmt import data as rlmt_data
+from rlmt.data import read_log, write_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def write_prompts(path: Path, n: int) -> Path:
-    """Writes the first `n` prompts of the toy world, and returns the path."""
+def write_prompts(path: Path, n: int, **more) -> Path:
+    """Writes the first `n` prompts of the toy world with `more` fields, and returns the path."""
     rows = []
     for number, _, text, _ in world.orders_of("rl", n, 0):
-        rows.append({"id": number, "messages": [{"role": "user", "content": text}]})
-    rlmt_data.write_jsonl(path, rows)
+        rows.append({"id": number, "messages": [{"role": "user", "content": text}], **more})
+    write_jsonl(path, rows)
     return path
 
 
@@ -103,6 +103,16 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def check_same_bits(whole: Path, broken: Path) -> None:
+    """Compares a run that was killed and resumed with one that was not."""
+    expected = weights_of(whole / "model")
+    found = weights_of(broken / "model")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert read_log(broken / "completions.jsonl") == read_log(whole / "completions.jsonl")
+    assert metrics_of(broken) == metrics_of(whole)
+
+
 def without_measurements(row: dict) -> dict:
     """Leaves out the times and the memory of a line, in which two equal runs differ."""
     measured = ("seconds", "step_time", "time/", "memory/")
@@ -111,4 +121,4 @@ def without_measurements(row: dict) -> dict:
 
 def metrics_of(run: Path) -> list[dict]:
     """Reads the log without times and memory."""
-    return [without_measurements(row) for row in rlmt_data.read_log(run / "metrics.jsonl")]
+    return [without_measurements(row) for row in read_log(run / "metrics.jsonl")]
