@@ -1,20 +1,14 @@
-"""train_sft_warmstart.py: its rows, its loss by hand, what it refuses, and the script on the toy, killed and
-resumed."""
+"""train_sft_warmstart.py: its rows, its loss by hand, what it refuses. test_supervised.py runs it."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from launch import DDP, finished
-from script_runs import check_same_bits, in_this_process, killed_after, metrics_of, weights_of
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM
 
-from data.toy import world
 from rlmt import model as policy
 from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
-from rlmt.data import read_log, write_jsonl
+from rlmt.data import write_jsonl
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
 import utils
@@ -131,82 +125,3 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
     assert means == pytest.approx(expected, rel=1e-6)
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
-
-
-# --- the script
-
-
-@pytest.fixture(scope="module")
-def traces(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("traces") / "traces.jsonl"
-    write_jsonl(path, world.trace_rows(34, 0, 1.0))
-    return str(path)
-
-
-# ten steps, five an epoch; four rows of each epoch are left out
-TINY = {"batch_size": 6, "micro_batch_tokens": 500, "save_steps": 1}
-
-
-def train(traces: str, out: Path, **changes) -> Path:
-    """Runs the script with the flags TINY and `changes`; returns its folder."""
-    values = {**TOY, "traces": traces, **TINY, **changes}
-    with in_this_process():
-        train_sft_warmstart.main(Args(**values, preset="toy", out=str(out)))
-    return out
-
-
-@pytest.fixture(scope="module")
-def whole(traces, tmp_path_factory) -> Path:
-    """A run that nothing disturbs."""
-    return train(traces, tmp_path_factory.mktemp("whole") / "run")
-
-
-def test_what_a_run_writes(whole):
-    metrics = metrics_of(whole)
-    committed = read_log(ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl")[0]
-    assert metrics[0].keys() | {"seconds", "step_time"} == committed.keys()
-    assert [row["step"] for row in metrics] == list(range(1, 11))
-    assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
-    rates = [row["learning_rate"] for row in metrics]
-    assert rates[:2] == [0.0, TOY["learning_rate"]] and rates[-1] < rates[2]
-    summary = json.loads((whole / "summary.json").read_text())
-    assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
-    assert summary["loss"] == pytest.approx(sum(row["loss"] for row in metrics) / 10)
-    assert read_log(whole / "dropped.jsonl") == []
-
-    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
-    AutoModelForCausalLM.from_pretrained(whole / "model")
-    end_of_base = AutoTokenizer.from_pretrained(BASE).eos_token_id
-    ends = GenerationConfig.from_pretrained(whole / "model").eos_token_id
-    assert ends == [end_of_base, tokenizer.eos_token_id] and tokenizer.chat_template
-    assert json.loads((whole / "model" / "think_format.json").read_text()) == {"think_format": "think"}
-
-
-def test_a_killed_run_ends_with_the_same_bits(whole, traces, tmp_path):
-    broken = tmp_path / "broken"
-    killed_after(8, whole, broken)  # in the second epoch
-    train(traces, broken, resume=True)
-    check_same_bits(whole, broken)
-
-
-def test_two_processes_learn_what_one_learns(whole, traces, tmp_path):
-    out = tmp_path / "DDP"
-    command = [sys.executable, *DDP, "train_sft_warmstart.py", "--preset", "toy", "--traces", traces]
-    for name, value in TINY.items():
-        command += ["--" + name.replace("_", "-"), str(value)]
-    finished([*command, "--out", str(out)])
-    for expected, found in zip(metrics_of(whole), metrics_of(out), strict=True):
-        assert found == pytest.approx(expected, rel=1e-4)
-    expected = weights_of(whole / "model")
-    for name, weight in weights_of(out / "model").items():
-        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(traces, tmp_path):
-    run = tmp_path / "run"
-    with pytest.raises(FloatingPointError, match="step "):
-        train(traces, run, learning_rate=1e30)
-    for checkpoint in run.glob("checkpoint-*"):
-        assert all(weight.isfinite().all() for weight in weights_of(checkpoint).values())
-    rows = read_log(run / "not_finite-rank0.jsonl")
-    assert len(rows) == 6 and rows[0]["ids"]
