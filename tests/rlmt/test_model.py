@@ -1,34 +1,23 @@
-"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches, whole
-weights.
+"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches.
 
-tests/scripts/test_two_processes.py tests several processes.
+Whole weights: test_checkpoint.py. Several processes: tests/scripts/test_two_processes.py.
 """
 
-import copy
 import itertools
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM, GenerationConfig, get_cosine_schedule_with_warmup
-from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from rlmt import model as policy
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
 
 BASE = "data/toy/base"
-SIZES = {
-    "vocab_size": 283,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-}
 
 
 @pytest.fixture
@@ -133,14 +122,22 @@ def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base,
 
 def test_a_model_s_own_treatment_of_its_logits(batch):
     torch.manual_seed(0)
-    config = Gemma2Config(**SIZES, final_logit_softcapping=3.0, initializer_range=0.5)
+    config = Gemma2Config(
+        vocab_size=283,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        final_logit_softcapping=3.0,
+        initializer_range=0.5,
+    )
     softcapped = Gemma2ForCausalLM(config).eval()
     mask = batch[2].bool()
     found, _ = policy.Policy(softcapped, 0.7)(*batch)
     expected, _ = direct(softcapped, batch, 0.7)
     torch.testing.assert_close(found[mask], expected[mask].float(), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="logits_scaling"):
-        policy.Policy(GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)), 0.7)
 
 
 def test_statistics_of_entropy(base, completions):
@@ -155,16 +152,6 @@ def test_statistics_of_entropy(base, completions):
 
 
 # --- micro-batches and the rate
-
-
-class Processes(NamedTuple):
-    """Stands for a launch in which another process has `n_others` micro-batches."""
-
-    n_others: int
-    device: str = "cpu"
-
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([*own.tolist(), self.n_others])
 
 
 def padded(lengths: list[tuple[int, int]]) -> int:
@@ -187,7 +174,9 @@ def test_micro_batches_are_the_best_cut(max_tokens, n_others):
     assert max(map(padded, alone)) == min(smallest)
     assert all(padded(batch) <= max_tokens or len(batch) == 1 for batch in alone)
 
-    batches = policy.micro_batches(rows, max_tokens, Processes(n_others), lambda row: row)
+    # stands for a launch in which another process has `n_others`
+    two = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([own.item(), n_others]))
+    batches = policy.micro_batches(rows, max_tokens, two, lambda row: row)
     assert len(batches) == max(n_others, len(alone))
     assert sorted(sum(batches, [])) == sorted(rows)
 
@@ -200,50 +189,3 @@ def test_the_learning_rate_is_transformers():
         assert rate == ours.param_groups[0]["lr"] == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
         theirs.step()
         scheduler.step()
-
-
-# --- whole weights
-
-
-def adapted(**changes) -> torch.nn.Module:
-    """Returns the base model with an adapter that changes it."""
-    torch.manual_seed(0)
-    model = policy.load_trained(BASE, RunArgs(lora_r=4, **changes))
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            weight.data.normal_(std=0.02)
-    return model
-
-
-def test_lora_is_merged_into_a_copy():
-    """In bfloat16, where merging and subtracting again would leave other weights."""
-    model = adapted(dtype="bfloat16")
-    for weight in model.parameters():  # the adapter learns in float32
-        assert weight.dtype == (torch.float32 if weight.requires_grad else torch.bfloat16)
-    before = copy.deepcopy(model.state_dict())
-    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-
-    merged = dict(model.merge_and_unload().named_parameters())
-    assert whole.keys() == merged.keys()
-    base = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.bfloat16)
-    n_changed = 0
-    for name, weight in merged.items():
-        torch.testing.assert_close(whole[name], weight, rtol=2e-2, atol=2e-3)
-        n_changed += not torch.equal(whole[name], base.get_parameter(name))
-    assert n_changed == 4 * 7  # all linear layers
-
-
-@torch.no_grad()
-def test_weights_in_4_bits_are_saved_as_the_forward_computes_with_them(base, batch):
-    """As the sampler must have them, too."""
-    model = adapted(load_in_4bit=True)
-    whole = dict(policy.whole_weights(policy.Policy(model, 1.0)))
-    assert whole.keys() == dict(base.named_parameters()).keys()
-    base.load_state_dict(whole, strict=False)
-    found, _ = policy.Policy(base, 1.0)(*batch)
-    for mode in (model.eval, model.train):
-        expected, _ = policy.Policy(mode(), 1.0)(*batch)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    reference = policy.compute_reference_logprobs(policy.Policy(model, 1.0), None, batch)
-    assert (reference - expected).abs().max() > 1e-2
