@@ -66,30 +66,18 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
     assert build_rows(traces, tokenizer, "think", 512)[1][0]["reason"] == "empty_thinking"
 
 
-MANY = [trace(id=n) for n in range(40)]
-
-
 @pytest.mark.parametrize(
-    "traces, changes, message",
+    "n, changes, message",
     [
-        ([trace("a <think>", id=n) for n in range(40)], {}, "40 traces, 0 kept, dropped: {'nested': 40}"),
-        (MANY[:8], {}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 16"),
-        ([*MANY, trace(response="You get. " * 200)], {"max_length": 2000}, "tokens are more than the 512"),
-        (MANY, {"think_format": "zero_think"}, "it has no warm start"),
+        (8, {}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 16"),
+        (40, {"max_length": 20}, "40 traces, 0 kept, dropped: {'too_long': 40}"),
+        (40, {"think_format": "zero_think"}, "it has no warm start"),
     ],
 )
-def test_bad_input_is_one_clear_error(traces, changes, message, tmp_path, exits):
-    write_jsonl(tmp_path / "t.jsonl", traces)
+def test_bad_input_is_one_clear_error(n, changes, message, tmp_path, exits):
+    write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(n)])
     args = Args(**{**TOY, "traces": str(tmp_path / "t.jsonl"), **changes})
     assert message in exits(train_sft_warmstart.main, args)
-
-
-def test_a_dry_run_shows_what_is_trained_on(tmp_path, capsys):
-    write_jsonl(tmp_path / "t.jsonl", MANY)
-    args = Args(**{**TOY, "traces": str(tmp_path / "t.jsonl")}, out=str(tmp_path / "run"), dry_run=True)
-    train_sft_warmstart.main(args)
-    shown = "[[[<think>\nBudget 12.\n</think>\n\nYou get 1 dish.<|im_end|>]]]"
-    assert shown in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
 # --- the loss
