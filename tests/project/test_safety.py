@@ -83,15 +83,7 @@ def test_no_source_loads_pickles_or_foreign_code_or_gives_anything_to_a_shell():
 
 
 def test_telemetry_is_off_before_the_libraries_read_that():
-    for path in ROOT.glob("*_*.py"):  # train_*.py and eval_*.py
-        modules = []
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ImportFrom):
-                modules.append(node.module.split(".")[0])
-            elif isinstance(node, ast.Import):
-                modules += [name.name.split(".")[0] for name in node.names]
-        assert next(name for name in modules if name not in sys.stdlib_module_names) == "rlmt", path
-    code = "import rlmt, huggingface_hub.constants as hub, os"
+    code = "import train_sft_warmstart, huggingface_hub.constants as hub, os"
     code += "; print(hub.HF_HUB_DISABLE_TELEMETRY, os.environ['VLLM_NO_USAGE_STATS'])"
     env = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
@@ -101,10 +93,11 @@ def test_telemetry_is_off_before_the_libraries_read_that():
 # --- model folders
 
 
-def sample(folder: Path) -> list:
-    sampling = Sampling(0.0, 2)
-    options = {"log": folder / "log", "rollout": "hf"}
-    return list(generate(str(folder), [[1, 2]], load_tokenizer(str(BASE)), sampling, **options))
+def sample(folder: str) -> list:
+    tokenizer = load_tokenizer(str(BASE))
+    return list(
+        generate(folder, [[1, 2]], tokenizer, Sampling(0.0, 2), log=Path(folder, "log"), rollout="hf")
+    )
 
 
 def test_pickled_weights_are_not_loaded(tmp_path, mark):
@@ -113,15 +106,10 @@ def test_pickled_weights_are_not_loaded(tmp_path, mark):
     shutil.copytree(BASE, folder)
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(mark)))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "x"}, "label2id": {"x": 0}}))
-    template = folder / "template.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     for load in (
         partial(AutoModelForCausalLM.from_pretrained, folder, **utils.SAFE),
-        partial(RewardModel, str(folder), "response", chat_template=str(template)),
         partial(train_ppo.load_critic, str(folder), train_ppo.Args()),
-        partial(sample, folder),
+        partial(sample, str(folder)),
     ):
         # the library's, or ours with one line
         with pytest.raises((OSError, SystemExit), match="model.safetensors|2"):
@@ -146,10 +134,8 @@ def test_a_model_folder_s_own_code_is_not_run(tmp_path, mark, exits, monkeypatch
         (folder / name).write_text(json.dumps(content | changes))
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
     check = partial(RewardModel.check, chat_template="", reward_on="response", think_format="plain")
-    critic = partial(train_ppo.load_critic, args=train_ppo.Args())
-    for load in (load_tokenizer, load_config, check, critic):
+    for load in (load_tokenizer, load_config, check, sample):
         assert "custom code" in exits(load, str(folder))
-    assert "custom code" in exits(sample, folder)
     with pytest.raises(ValueError, match="custom code"):
         AutoModelForCausalLM.from_pretrained(folder, **utils.SAFE)
 
@@ -186,7 +172,6 @@ def test_a_pickle_in_place_of_an_optimizer_is_not_run(tmp_path, mark):
 
 
 KEY = "sk-test-" + "0123456789abcdef"  # in two: env.txt has what is not committed
-OTHER_KEY = "sk-other-" + "0123456789abcdef"
 
 
 def test_the_key_is_nowhere_in_a_run(serve, tmp_path, here, monkeypatch):
@@ -200,31 +185,19 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, here, monkeypatch):
             return json.dumps({"strengths": KEY, "weaknesses": "", "score": "7"})
         return f"My key is {KEY}."
 
-    def refuse(text, n):
-        return 401, {"error": {"message": f"wrong key {OTHER_KEY}", "code": "invalid_api_key"}}
-
-    server, denied = serve(behave), serve(refuse)
+    server = serve(behave)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-    monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
-    tasks = tmp_path / "tasks.jsonl"
-    message = {"role": "user", "content": "Plan a meal."}
-    tasks.write_text(json.dumps({"id": "1", "messages": [message], "checklist": ["Is it a meal?"]}) + "\n")
-
-    def run(judge_url: str, out: Path, *flags: str) -> tuple[int, str]:
-        """Returns the exit code, and all that the run printed and wrote."""
-        words = ["--model", "m", "--model-url", server.url, "--judge", "j", "--judge-url", judge_url]
-        words += ["--mode", "score", "--max-tokens", 64, "--tasks", tasks, "--out", out, *flags]
-        done = here("eval_wildbench.py", *words)
-        files = [path.read_text() for path in out.rglob("*") if path.is_file()]
-        return done.returncode, done.stdout + done.stderr + "".join(files)
-
-    code, told = run(server.url, tmp_path / "run")
-    assert code == 0 and "My key is ***." in told and KEY not in told
+    task = {"id": "1", "messages": [{"role": "user", "content": "Plan a meal."}], "checklist": ["A meal?"]}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+    out = tmp_path / "run"
+    command = f"eval_wildbench.py --model m --model-url {server.url} --judge j --judge-url {server.url}"
+    flags = f"--mode score --max-tokens 64 --tasks {tmp_path}/tasks.jsonl --out {out}"
+    done = here(*command.split(), *flags.split())
+    files = [path.read_text() for path in out.rglob("*") if path.is_file()]
+    told = done.stdout + done.stderr + "".join(files)
+    assert done.returncode == 0 and "My key is ***." in told and KEY not in told
     assert {auth for _, auth in server.requests} == {f"Bearer {KEY}"}
-    code, told = run(denied.url, tmp_path / "denied", "--key-env", "127.0.0.1=JUDGE_KEY")
-    assert code == 2 and "wrong key ***" in told and OTHER_KEY not in told
-    assert denied.requests[0][1] == f"Bearer {OTHER_KEY}"
 
 
 @pytest.mark.parametrize("url", [f"user:{KEY}@host:8000/v1", f"https://host/v1?api-key={KEY}"])

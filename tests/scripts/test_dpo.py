@@ -64,31 +64,24 @@ def test_best_against_worst_of_each_prompt_and_round():
 def test_a_preference_file_becomes_the_tokens_of_sft(tmp_path):
     tokenizer = load_tokenizer(BASE)
     prepare_tokenizer(tokenizer, "think")
-    user = [{"role": "user", "content": "ham, please"}]
-    full = {
-        "id": "x",
-        "messages": user,
-        "chosen": "ham 5",
-        "rejected": "cheese",
-        "chosen_thinking": "ham",
-        "rejected_thinking": "no",
-    }
+    messages = [{"role": "user", "content": "ham, please"}]
+    row = {"messages": messages, "chosen": "<think> ham </think> ham 5", "rejected": "cheese"}
+    full = {"id": "x", "rejected_thinking": "no", **row}
     rows = [
         full,
         {**full, "rejected_thinking": ""},
         {**full, "rejected": "ham 5", "rejected_thinking": "ham"},
-        {**full, "chosen": "ham " * 200},
-        # thinking in the text is laid out as a model of this format writes it
-        {**full, "chosen_thinking": None, "chosen": "<think> ham </think> cheese"},
+        {**full, "rejected": "ham " * 200},
         {**full, "rejected": "cheese <|im_end|>"},
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     args = train_dpo.Args(pairs=str(tmp_path / "pairs.jsonl"), max_completion_tokens=100)
-    (first, second), dropped, _ = load_pairs(args, tokenizer)
+    [pair], dropped, _ = load_pairs(args, tokenizer)
     assert [row["reason"] for row in dropped] == ["malformed", "tie", "too_long", "malformed"]
-    assert first.prompt_ids == encode_prompt(tokenizer, user)
-    assert first.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
-    assert second.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\ncheese")
+    assert pair.prompt_ids == encode_prompt(tokenizer, messages)
+    # thinking in the text is laid out as a model of this format writes it
+    assert pair.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
+    assert pair.rejected_ids == encode_completion(tokenizer, "<think>\nno\n</think>\n\ncheese")
 
 
 # --- the loss
@@ -146,12 +139,10 @@ def trl(tmp_path_factory) -> tuple[dict, torch.Tensor]:
     trainer.model.train()
     loss = trainer.compute_loss(trainer.model, trainer.data_collator(rows))
     loss.backward()
-    logged = trainer._metrics["train"]
     metrics = {"loss": loss.item()}
-    for name in ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins"):
-        metrics[name] = logged[name][0]
-    for name in ("logps/chosen", "logps/rejected"):
-        metrics[name] = logged[name][0]
+    for name, values in trainer._metrics["train"].items():
+        if name.startswith(("rewards/", "logps/")):
+            metrics[name] = values[0]
     return metrics, gradient_of(trainer.model)
 
 
@@ -214,11 +205,10 @@ def test_what_a_run_writes(whole):
         prompts.append({row["id"] for row in members})
         assert metrics["step"] == number and len(members) == 48
         assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
-        rewards = [row["reward"] for row in members if row["status"] == "ok"]
-        assert metrics["reward"] == pytest.approx(sum(rewards) / len(rewards))
         assert {row["reward"] for row in members if row["status"] != "ok"} == {None}
-        golds = [row["rewards"]["gold"] for row in members]
-        assert metrics["reward/gold"] == pytest.approx(sum(golds) / 48)
+        for key, part in (("reward/preference", "preference"), ("reward/gold", "gold")):
+            values = [row["rewards"][part] for row in members if row["rewards"][part] is not None]
+            assert metrics[key] == pytest.approx(sum(values) / len(values))
 
         steps = read_log(whole / f"round-{number}" / "metrics.jsonl")
         assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
@@ -300,7 +290,4 @@ def test_what_cannot_be_trained_on_is_said(data, tmp_path, exits):
     few = ["--think-format", "think", "--samples-per-prompt", "2", "--gold-prompts", ""]
     assert "no prompt gave a pair ({'no_valid': 8})" in exits(train, data, tmp_path / "run", *few)
     assert "20 prompts are fewer" in exits(train, data, tmp_path, "--prompts-per-round", "21")
-    pairs = ["--rounds", "1", "--pairs", f"{data}/pairs.jsonl"]
-    assert "4 are trained on" in exits(train, data, tmp_path, *pairs)
-    train(data, tmp_path / "pairs", *pairs, "--gold-prompts", f"{data}/prompts.jsonl")
-    assert not (tmp_path / "pairs" / "completions.jsonl").exists()
+    assert "4 are trained on" in exits(train, data, tmp_path, "--pairs", f"{data}/pairs.jsonl")
