@@ -7,21 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import PartialState
-from transformers import LlamaConfig
+from transformers import AutoModelForSequenceClassification, LlamaConfig, Qwen2Config
 
 from rlmt import memory
 import train_dpo
 import train_grpo
 import train_ppo
-import train_rlver
+import train_reward
+import train_sft_warmstart
 import utils
 
-
-@pytest.fixture(scope="module")
-def llama_8b(tmp_path_factory) -> str:
-    """A folder with the config of Llama-3.1-8B's shape: 8.03 billion parameters."""
-    folder = tmp_path_factory.mktemp("llama-8b")
-    LlamaConfig(
+PAGE = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+CONFIGS = {
+    "Llama-3.1-8B": LlamaConfig(
         vocab_size=128256,
         hidden_size=4096,
         intermediate_size=14336,
@@ -29,76 +27,98 @@ def llama_8b(tmp_path_factory) -> str:
         num_attention_heads=32,
         num_key_value_heads=8,
         tie_word_embeddings=False,
-    ).save_pretrained(folder)
-    return str(folder)
+    ),
+    "Qwen2.5-1.5B": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    """Folders of models that have configs alone."""
+    folders = {}
+    for name, config in CONFIGS.items():
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        config.save_pretrained(folders[name])
+    return folders
 
 
 @pytest.fixture
-def gpus(monkeypatch):
-    """What eight GPUs of 80 GB would say; an H100 has 79.2 GiB."""
-    state = PartialState(cpu=True)  # made before a GPU seems to be there: later tests have the same
+def set_card(monkeypatch):
+    """set_card(GiB): what a machine with such GPUs would say."""
+    PartialState(cpu=True)  # made before a GPU seems to be there: later tests have the same
+
+    def set_card(gib: float) -> None:
+        card = SimpleNamespace(total_memory=int(gib * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(utils, "DTYPE", "bfloat16")
-    card = SimpleNamespace(total_memory=int(79.2 * 2**30))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(state, "num_processes", 8)
+    return set_card
 
 
-def test_memory_of_the_paper_s_model_before_anything_is_loaded(llama_8b, gpus, monkeypatch):
-    """The table of docs/gpu.md. LoRA of rank 64 on all linear layers has 167.8 million parameters."""
-    models = {"model": llama_8b, "reward_model": llama_8b}
-    grpo = memory.rl_gib(train_grpo.Args(vllm_memory=0.4, **models), ["preference"], True, True)
-    assert grpo == pytest.approx(
-        {"policy": 14.96, "reference": 1.87, "vLLM": 31.68, "reward model": 13.98}, abs=0.01
-    )
-    full = train_ppo.Args(**models)
-    assert memory.critic_gib(llama_8b, full) == pytest.approx(13.98, abs=0.01)
-    there = 79.2
-    held = sum(grpo.values())
-    without_gradient = held - grpo["policy"] * 4 / 16
-    page = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
-    for in_phase, asleep in (
-        (without_gradient, without_gradient),
-        (held, held - grpo["vLLM"]),
-        (without_gradient, without_gradient - grpo["vLLM"]),
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_trained_takes_what_the_page_says(name, models, set_card):
+    found = []
+    for changes in (
+        {},
+        {"optim": "adamw_8bit"},
+        {"lora_r": 64},
+        {"lora_r": 64, "load_in_4bit": True},
+        {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit"},
     ):
-        assert f"| {in_phase:.1f} | {there - in_phase:.1f} | {asleep:.1f} |" in page
-
-    # one GPU; moments: 2.03 bytes in place of 8, but 8 of the 0.525 billion of the embeddings; linear layers:
-    # 0.516 in place of 2
-    monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    for changes, gib in (
-        ({}, 119.66),
-        ({"lora_r": 64}, 14.96 + 2.5),
-        ({"optim": "adamw_8bit"}, 119.66 - 44.63 + 2.92),
-        ({"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit"}, 14.96 - 9.65 + 1.57),
-    ):
-        assert memory.trained_gib(llama_8b, train_ppo.Args(**changes)) == pytest.approx(gib, abs=0.01)
+        gib = memory.trained_gib(models[name], train_ppo.Args(**changes))
+        found.append(f"{gib:.1f}")
+    assert f"| {name} | {' | '.join(found)} |" in PAGE
 
 
-def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(llama_8b, gpus):
+def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, set_card, monkeypatch):
     """15 % of each GPU for the update's activations, when vLLM sleeps, and 10 % with vLLM for sampling."""
-    models = {"model": llama_8b, "reward_model": llama_8b}
-    there = memory.card_gib()
-    args = train_grpo.Args(**train_grpo.PRESETS["paper"] | models)
-    parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
-    assert sum(parts.values()) < 0.85 * there
+    there = 79.2
+    set_card(there)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(PartialState(), "num_processes", 8)
+    llama = dict.fromkeys(("model", "reward_model"), models["Llama-3.1-8B"])
 
-    args = train_ppo.Args(**train_ppo.PRESETS["paper"] | models)
+    args = train_ppo.Args(**train_ppo.PRESETS["paper"] | llama)
     parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
-    parts["critic"] = memory.critic_gib(llama_8b, args)
+    parts["critic"] = memory.critic_gib(args.model, args)
+    held = {"policy": 14.96, "reference": 1.87, "reward model": 13.98, "critic": 13.98}
+    assert parts == pytest.approx(held | {"vLLM": args.vllm_memory * there}, abs=0.01)
     assert sum(parts.values()) < 0.9 * there
-    assert sum(parts.values()) - parts["vLLM"] < 0.85 * there
-
-    args = train_dpo.Args(**train_dpo.PRESETS["paper"] | models)
-    for name, gib in memory.dpo_gib(args, use_vllm=True).items():
-        assert gib < 0.9 * there, name
-
-    args = train_rlver.Args(model=llama_8b, algorithm="ppo")
-    parts = memory.policies_gib(args, use_vllm=True, has_reference=bool(args.beta))
-    parts["critic"] = memory.critic_gib(llama_8b, args)
-    assert sum(parts.values()) < 0.85 * there
+    assert sum(held.values()) < 0.85 * there
+    args = train_dpo.Args(**train_dpo.PRESETS["paper"] | llama)
+    assert max(memory.dpo_gib(args, use_vllm=True).values()) < 0.9 * there
 
 
-# --- one card
+@pytest.mark.parametrize(("card", "there"), [("24gb", 22.0), ("80gb", 79.1)])
+def test_presets_for_one_card_fit_the_smallest_that_is_sold_so(card, there, models, set_card):
+    """The largest model of experiments/1gpu.sh, with a quarter of the card free for activations."""
+    set_card(there)
+    qwen = models["Qwen2.5-1.5B"]
+    reward = train_reward.Args(**train_reward.PRESETS[card])
+    held = [memory.trained_gib(qwen, reward, AutoModelForSequenceClassification)]
+    sft = train_sft_warmstart.Args(**train_sft_warmstart.PRESETS[card])
+    held.append(memory.trained_gib(qwen, sft))
+    grpo = train_grpo.Args(**train_grpo.PRESETS[card] | {"model": qwen, "reward_model": qwen})
+    parts = memory.rl_gib(grpo, ["preference"], use_vllm=True, has_reference=True)
+    assert set(parts) == {"policy", "reward model", "vLLM"}  # with LoRA no reference
+    assert max(*held, sum(parts.values())) < 0.75 * there
+
+
+def test_what_does_not_fit_is_refused(set_card, monkeypatch, exits):
+    set_card(79.2)
+    args = train_ppo.Args()
+    assert "40.2 of 79.2 are left" in memory.check_memory({"policy": 15, "vLLM": 24}, args)
+    too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}
+    assert "84 GiB are needed of a GPU's 79" in exits(memory.check_memory, too_much, args)
+    assert memory.check_memory(too_much, args, at_once=False)  # one after the other
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    assert memory.check_memory(too_much, args)

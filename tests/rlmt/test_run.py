@@ -1,31 +1,26 @@
-"""rlmt/run.py: arguments, the run's folder, its log, and how a run ends: by SIGTERM, a hang, an error."""
+"""rlmt/run.py: arguments, the run's folder, its log, and how a run ends: by SIGTERM, kill -9, a hang."""
 
+import ctypes
 import dataclasses
 import json
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
+import filelock
 import pytest
-from safetensors.torch import load_file
 
-from launch import DDP, started, started_ranks
+from launch import DDP, finished, started_ranks
 from rlmt import run as rlmt_run
-from rlmt.checkpoint import numbered, step_of
-from rlmt.run import (
-    RLArgs,
-    check_run,
-    parse_args,
-    start_run,
-    write_summary,
-)
-from script_runs import run_here, write_prompts
+from rlmt.checkpoint import latest, step_of
+from rlmt.data import read_log
+from rlmt.model import start_accelerator
+from rlmt.run import RLArgs, Run, check_run, load_function, parse_args, rows_of_step, start_run, training
+from script_runs import check_same_bits, write_prompts
 
-ROOT = Path(__file__).parents[2]
 TINY = (
     "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
     "--max-completion-tokens 16 --on-bad-format score"
@@ -37,37 +32,40 @@ class Args(RLArgs):
     model: str = "org/base"
     steps: int = 10
     learning_rate: float = 1e-6
-    temperature: float = 1.0
-    top_p: float = 1.0
-    names: tuple[str, ...] = ()
 
 
-PRESETS = {"small": {"steps": 3, "learning_rate": 1.0, "dry_run": True}, "empty": {}}
+PRESETS = {"small": {"steps": 3, "learning_rate": 1.0, "dry_run": True}}
 
 
 # --- arguments
 
 
-@pytest.fixture
-def parse(monkeypatch):
-    def parse(*words):
-        monkeypatch.setattr(sys, "argv", ["script.py", *words])
+def test_default_then_preset_then_flag(monkeypatch, exits):
+    def parse(line: str) -> Args:
+        monkeypatch.setattr(sys, "argv", ["script.py", *line.split()])
         return parse_args(Args, PRESETS)
 
-    return parse
-
-
-def test_default_then_preset_then_flag(parse, exits):
-    assert parse() == Args()
+    assert parse("") == Args()
     small = Args(preset="small", steps=3, learning_rate=1.0, dry_run=True)
-    assert parse("--preset", "small") == small
-    assert json.dumps(vars(parse("--preset=small"))) == json.dumps(vars(small))
-    for words in (["--preset", "small", "--steps", "7"], ["--steps=7", "--preset=small"]):
-        assert parse(*words).steps == 7
-    # a flag with the default's value is still a flag
-    assert parse("--preset", "small", "--steps", "10", "--no-dry-run").dry_run is False
-    assert "unknown preset 'smal'" in exits(parse, "--preset", "smal")
-    assert "--names is given 2 times" in exits(parse, "--names", "a", "--names=b")
+    assert parse("--preset small") == parse("--preset=small") == small
+    assert parse("--steps=7 --preset small").steps == 7
+    found = parse("--preset small --steps 10 --no-dry-run")  # a flag with the default's value is still a flag
+    assert found.steps == 10 and not found.dry_run
+    for line, said in (
+        ("--preset smal", "unknown preset 'smal'"),
+        ("--rewards math:1 --rewards=code:1", "--rewards is given 2 times"),
+        ("--budget 1", "--budget needs --price"),
+        ("--load-in-4bit", "add --lora-r 64"),
+    ):
+        assert said in exits(parse, line)
+
+
+def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
+    path = tmp_path / "json.py"
+    path.write_text("print('loads a model')\ndef double(n):\n    return 2 * n\n")
+    assert load_function(f"{path}:double")(4) == load_function(f"{path}:double")(4) == 8
+    assert capsys.readouterr().out.count("loads a model") == 1 and sys.modules["json"] is json
+    assert "has no function 'triple'" in exits(load_function, f"{path}:triple")
 
 
 # --- the folder
@@ -91,62 +89,51 @@ def test_a_folder_says_what_was_run_and_the_same_arguments_find_it(in_folder):
     assert config["processes"] == 1 and config["args"] == json.loads(json.dumps(dataclasses.asdict(Args())))
     assert (run / "command.txt").read_text() == f"{sys.executable} train.py --model 'a b'\n"
     assert "\ntorch==" in (run / "env.txt").read_text()
-    others = [
-        start(Args(seed=1)),
-        start(Args(learning_rate=2e-6)),
-        start(Args(preset="a/b")),
-        start(Args(), "sft"),
-    ]
-    assert len({run, *others}) == 5
-    same = [
-        start(Args(overwrite=True)),
-        start(Args(steps=11, overwrite=True)),
-        start(Args(resume=True, steps=11)),
-    ]
-    assert same == [run] * 3
+    assert len({run, start(Args(seed=1)), start(Args(preset="a/b")), start(Args(), "sft")}) == 4
+    assert start(Args(overwrite=True)) == start(Args(steps=11, resume=True)) == run
 
 
 def test_nothing_is_overwritten_unasked(in_folder, exits):
     run = start(Args(out="results/a"))
-    (run / "metrics.jsonl").write_text("precious\n")
-    (in_folder / "mine").mkdir()
-    (in_folder / "mine" / "thesis.txt").write_text("precious\n")
-    error = exits(start, Args(out="results/a"))
-    assert all(word in error for word in ("results/a exists", "--resume", "--overwrite", "--out"))
+    mine = in_folder / "mine" / "thesis.txt"
+    mine.parent.mkdir()
+    for path in (run / "metrics.jsonl", mine):
+        path.write_text("precious\n")
+    assert "results/a exists; --resume continues it" in exits(start, Args(out="results/a"))
     assert "mine exists" in exits(start, Args(out="mine", resume=True))
     for folder in ("mine", "results"):  # never a run of ours, and the parent of one
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
-    assert (in_folder / "mine" / "thesis.txt").exists() and (
-        run / "metrics.jsonl"
-    ).read_text() == "precious\n"
+    assert (run / "metrics.jsonl").read_text() == mine.read_text() == "precious\n"
     (run / "checkpoint-1").mkdir()
     start(Args(out="results/a", overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
 
 
-def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits, capsys):
+def test_a_folder_in_use_is_refused(in_folder, exits):
+    Path("run").mkdir()
+    with filelock.FileLock("run/lock"):
+        assert "is in use by another process" in exits(start, Args(out="run"))
+    assert start(Args(out="run"))
+
+
+def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits):
     first = Args(out="run", judge="m", judge_url="http://node1:8000/v1", budget=1.0, price=(1.0, 1.0))
     run = start(first, constants={"LIMIT": 1})
     (run / "metrics.jsonl").write_text("old\n")
-    # what does not change the learning: as after a GPU that was too small, at another host, with a spent
-    # budget
-    moved = dataclasses.replace(
-        first, resume=True, judge_url="http://node2:8000/v1", budget=2.0, micro_batch_tokens=4
-    )
+    # as after a GPU that was too small, at another host, with a spent budget
+    moved = dataclasses.replace(first, resume=True, judge_url="", budget=2.0, micro_batch_tokens=4)
     assert start(moved, constants={"LIMIT": 1}) == run and (run / "metrics.jsonl").read_text() == "old\n"
-    error = exits(start, dataclasses.replace(moved, judge="other", seed=3), constants={"LIMIT": 1})
-    assert "judge (m -> other)" in error and "seed (0 -> 3)" in error and "budget" not in error
-    assert "LIMIT (1 -> 2)" in exits(start, moved, constants={"LIMIT": 2})
+    error = exits(start, dataclasses.replace(moved, judge="other"), constants={"LIMIT": 2})
+    assert error.endswith("was started with other arguments: judge (m -> other), LIMIT (1 -> 2)")
 
 
-def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder, capsys):
+def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
     run = start(Args())
-    (run / "model").mkdir()
-    write_summary(run, {"steps": 10})
+    rlmt_run.write_summary(run, {"steps": 10})
     for steps in (10, 9):
         with pytest.raises(SystemExit) as end:
             start(Args(resume=True, steps=steps))
-        assert end.value.code == 0 and f"{run} is complete" in capsys.readouterr().out
+        assert end.value.code == 0
     assert start(Args(resume=True, steps=11)) == run and not (run / "summary.json").exists()
     assert start(Args(resume=True, steps=11)) == run  # it was interrupted
 
@@ -154,119 +141,104 @@ def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder, capsys
 # --- steps
 
 
-def test_every_row_once_per_epoch_as_a_function_of_seed_and_step():
+@pytest.mark.parametrize("leaves_out_rest", [True, False])
+def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest):
     rows = list(range(11))
-    steps = [rlmt_run.rows_of_step(rows, step, 3, 7) for step in range(1, 7)]
-    for epoch in (steps[:3], steps[3:]):
-        shown = [row for step in epoch for row in step]
-        assert len(shown) == len(set(shown)) == 9  # two do not fill a step
-    assert steps[:3] != steps[3:] and steps[0] != rlmt_run.rows_of_step(rows, 1, 3, 8)
+    n_steps = 3 if leaves_out_rest else 4
+    epochs = []
+    for first in (1, 1 + n_steps):
+        steps = range(first, first + n_steps)
+        shown = [rows_of_step(rows, step, 3, 7, leaves_out_rest=leaves_out_rest) for step in steps]
+        assert len(set(sum(shown, []))) == len(sum(shown, [])) == 11 - 2 * leaves_out_rest
+        epochs.append(shown)
+    assert epochs[0] != epochs[1] and rows_of_step(rows, 1, 3, 7) == epochs[0][0]
+    for seed in ((8,), (7, 1)):
+        assert rows_of_step(rows, 1, 3, *seed) != epochs[0][0]
+
+
+def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
+    """A run that was killed after step 3 goes on from its checkpoint at step 2: its later step 3 counts."""
+    accelerator = start_accelerator()
+    args = Args(report_to="tensorboard", out="run", save_steps=100)
+    folder = start(args)
+
+    def steps_of(first_step: int, until: int, factor: float) -> None:
+        run = Run(folder, args, accelerator, None, first_step)
+        with training(run, {}, None, 99, {"gold": "reward/gold"}) as train:
+            for step in train.steps():
+                train.end(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
+                if step == until:
+                    return
+
+    steps_of(0, 3, 0.1)
+    rlmt_run.cut_log(folder / "metrics.jsonl", 2)
+    steps_of(2, 4, 10.0)
+    lines = read_log(folder / "metrics.jsonl")
+    found = [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines]
+    assert found == [(1, 0.1, 100), (2, 0.2, 200), (3, 30.0, 300), (4, 40.0, 400)]
+    assert "step 4/99  gold 40  tokens/s" in capsys.readouterr().out
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("reward/gold")
+    assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])
 
 
 # --- the end of runs
 
 
-def rows_of(run: Path) -> list[dict]:
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    """A run of two processes, without its folder."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 12)
+    return [*DDP, *TINY, "--prompts", str(prompts), "--save-steps", "2"]
+
+
+def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
+    """One of them is told to stop, then one is killed; the resumed run has the bits of one undisturbed."""
+    run = tmp_path / "run"
     path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def signal_rank_1(step: int, number: int) -> list[int]:
+        """Starts the run, sends a signal at a step; returns exit codes."""
+        ranks = started_ranks([*words, "--steps", "1000", "--resume", "--out", run], tmp_path / "output")
+        while not path.exists() or path.read_text().count("\n") < step:
+            assert all(rank.is_alive() for rank in ranks)
+            time.sleep(0.05)
+        for _ in range(2):  # a scheduler and a launcher both pass the same one on
+            os.kill(ranks[1].pid, number)
+        for rank in ranks:
+            rank.join(120)
+        return [rank.exitcode for rank in ranks]
+
+    assert 143 in signal_rank_1(3, signal.SIGTERM)
+    step = step_of(latest(run))
+    assert [row["step"] for row in read_log(path)] == list(range(1, step + 1))  # the last one is saved
+    assert signal_rank_1(step + 3, signal.SIGKILL) == [1, -9]  # the other does not wait
+
+    whole = tmp_path / "whole"
+    n_steps = str(step_of(latest(run)) + 1)
+    for out in (run, whole):
+        finished([*words, "--steps", n_steps, "--resume", "--out", str(out)])
+    check_same_bits(whole, run)
 
 
-def steps_saved(run: Path) -> list[int]:
-    return [step_of(folder) for folder in numbered(run) if (folder / "complete").exists()]
+n_calls = 0
 
 
-def wait_for_step(run: Path, step: int, is_alive) -> None:
-    while not any(row["step"] >= step for row in rows_of(run)):
-        assert is_alive()
-        time.sleep(0.05)
+def hang_in_rank_1(rows: list) -> list[float]:
+    """A reward. In the second step rank 1 hangs and holds the GIL."""
+    global n_calls
+    n_calls += 1
+    if os.environ["RANK"] == "1":
+        rlmt_run.STALL_MINUTES = 0.15
+        if n_calls == 2:
+            ctypes.PyDLL(None).sleep(600)
+    return [row["n_tokens"] for row in rows]
 
 
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory) -> Path:
-    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 12)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(prompts, tmp_path, capsys):
-    run = tmp_path / "run"
-    words = [*TINY, "--prompts", prompts, "--learning-rate", "1e30", "--save-steps", "1", "--out", run]
-    with pytest.raises(FloatingPointError, match="step "):
-        run_here([sys.executable, *map(str, words)])
-    steps = steps_saved(run)
-    for step in steps:
-        weights = load_file(run / f"checkpoint-{step}" / "model.safetensors")
-        assert all(weight.isfinite().all() for weight in weights.values())
-    assert len((run / "not_finite-rank0.jsonl").read_text().splitlines()) == 16
-
-
-def test_sigterm_stops_with_a_checkpoint(prompts, tmp_path):
-    run = tmp_path / "run"
+def test_a_process_that_hangs_ends_with_its_stacks_and_the_other_does_not_wait(words, tmp_path):
     output = tmp_path / "output"
-    words = [*TINY, "--prompts", prompts, "--save-steps", "1000", "--steps", "1000", "--out", run]
-    process = started(words, output)
-    wait_for_step(run, 1, process.is_alive)
-    for _ in range(2):  # a scheduler and a launcher both pass the same one on
-        os.kill(process.pid, signal.SIGTERM)
-    process.join(120)
-    [step] = steps_saved(run)
-    assert process.exitcode == 143
-    assert (
-        f"stopped by SIGTERM after step {step}; --resume continues from checkpoint-{step}"
-        in output.read_text()
-    )
-    assert not (run / "summary.json").exists()
-    assert [row["step"] for row in rows_of(run)] == list(range(1, step + 1))
-
-
-# a file of rewards is also read by processes that are forked
-IMPATIENT = "from rlmt import run\nrun.STALL_MINUTES = 0.1\n"
-
-
-def test_a_run_that_hangs_ends_with_its_stacks_also_if_it_holds_the_gil(prompts, tmp_path):
-    run = tmp_path / "run"
-    own = tmp_path / "own.py"
-    own.write_text(IMPATIENT + "import ctypes\ndef hang(rows):\n    ctypes.PyDLL(None).sleep(600)\n")
-    words = [*TINY, "--prompts", prompts, "--rewards", f"{own}:hang:1", "--out", run]
-    process = started(words, tmp_path / "output")
-    process.join(120)
-    assert process.exitcode == 1
-    assert "own.py" in (tmp_path / "output").read_text()
-
-
-def test_two_processes_stop_together_and_end_when_one_dies_or_hangs(prompts, tmp_path):
-    run = tmp_path / "run"
-    own = tmp_path / "own.py"
-    own.write_text("def count(rows):\n    return list(range(len(rows)))\n")
-    words = [*DDP, *TINY, "--prompts", prompts, "--steps", "1000", "--save-steps", "2", "--out", run]
-    words += ["--rewards", f"{own}:count:1"]
-
-    def start(*more: str) -> subprocess.Popen:
-        command = [sys.executable, *map(str, words), *more]
-        return subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    launcher = start()
-    wait_for_step(run, 3, lambda: launcher.poll() is None)
-    launcher.send_signal(signal.SIGTERM)  # by a scheduler
-    said, _ = launcher.communicate(timeout=120)
-    step = steps_saved(run)[-1]
-    assert launcher.returncode != 0 and f"stopped by SIGTERM after step {step};" in said, said[-3000:]
-    assert [row["step"] for row in rows_of(run)] == list(range(1, step + 1))
-
-    launcher = start("--resume")
-    wait_for_step(run, step + 2, lambda: launcher.poll() is None)
-    children = psutil.Process(launcher.pid).children(recursive=True)
-    next(child for child in children if child.environ().get("RANK") == "1").kill()
-    said, _ = launcher.communicate(timeout=120)
-    assert launcher.returncode == 1 and f"resumes from {run}/checkpoint-{step}" in said, said[-3000:]
-    assert [row["step"] for row in rows_of(run)] == list(range(1, len(rows_of(run)) + 1))
-
-    step = steps_saved(run)[-1]
-    own.write_text(IMPATIENT + own.read_text())
-    ranks = started_ranks([*words, "--resume", "--save-steps", "1000"], tmp_path / "output")
-    wait_for_step(run, step + 4, lambda: all(rank.is_alive() for rank in ranks))
-    os.kill(ranks[1].pid, signal.SIGSTOP)
-    ranks[0].join(120)
-    ranks[1].kill()
-    assert ranks[0].exitcode == 1
-    assert "most recent call first" in (tmp_path / "output").read_text()
+    own = ["--rewards", f"{__file__}:hang_in_rank_1:1", "--out", tmp_path / "run"]
+    for rank in started_ranks([*words, *own], output):
+        rank.join(120)
+        assert rank.exitcode == 1
+    assert re.search(r"most recent call first.*\n.* in hang_in_rank_1", output.read_text())

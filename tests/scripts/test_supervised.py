@@ -1,0 +1,122 @@
+"""The scripts that train on rows, SFT and the reward model: what a run writes; killed and resumed; on two
+processes. test_dpo.py has the third."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launch import DDP, FSDP2, finished
+from script_runs import check_same_bits, killed_after, metrics_of, run_here, weights_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from data.toy import world
+from rewards.preference import RewardModel
+from rlmt.data import read_log, write_jsonl
+
+ROOT = Path(__file__).parents[2]
+BASE = str(ROOT / "data/toy/base")
+BITS = "--lora-r 64 --load-in-4bit --optim adamw_8bit"
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> dict[str, list[str]]:
+    """Ten steps each, five an epoch; four rows of each epoch of SFT are left out."""
+    folder = tmp_path_factory.mktemp("data")
+    write_jsonl(folder / "traces.jsonl", world.trace_rows(34, 0, 1.0))
+    write_jsonl(folder / "pairs.jsonl", world.pair_rows(60, 0))
+    sft = f"train_sft_warmstart.py --traces {folder}/traces.jsonl --batch-size 6 --micro-batch-tokens 500"
+    reward = (
+        f"train_reward.py --pairs {folder}/pairs.jsonl --batch-size 8 --micro-batch-tokens 800 --epochs 2"
+    )
+    common = "--preset toy --model data/toy/base --save-steps 1"
+    return {"sft": f"{sft} {common}".split(), "reward": f"{reward} {common}".split()}
+
+
+@pytest.fixture(scope="module")
+def wholes(scripts, tmp_path_factory) -> dict[str, Path]:
+    """Runs that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name, command in scripts.items():
+        run_here([sys.executable, *command, "--out", str(folder / name)])
+    return {name: folder / name for name in scripts}
+
+
+def test_what_sft_writes(wholes):
+    run = wholes["sft"]
+    metrics = metrics_of(run)
+    committed = read_log(ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl")[0]
+    assert metrics[0].keys() | {"seconds", "step_time"} == committed.keys()
+    assert [row["step"] for row in metrics] == list(range(1, 11))
+    assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
+    rates = [row["learning_rate"] for row in metrics]
+    assert rates[0] == 0.0 and rates[1] == max(rates) > rates[-1]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
+
+    AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    end_of_base = AutoTokenizer.from_pretrained(BASE).eos_token_id
+    ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
+    assert ends == [end_of_base, tokenizer.eos_token_id]
+    assert json.loads((run / "model" / "think_format.json").read_text()) == {"think_format": "think"}
+
+
+def test_what_the_reward_model_writes(wholes):
+    run = wholes["reward"]
+    committed = read_log(ROOT / "results/toy/reward-weak-rm/metrics.jsonl")[0]
+    assert metrics_of(run)[0].keys() | {"seconds", "step_time"} == committed.keys()
+    summary = json.loads((run / "summary.json").read_text())
+    held_out = summary["held_out"]
+    assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 60
+    assert 0 < held_out["length_baseline"] < 1 and held_out["equal_length"]["n"] > 0
+    assert json.loads((run / "model" / "config.json").read_text())["reward_on"] == "response"
+    assert not (run / "model" / "think_format.json").exists()
+    prompt = [{"role": "user", "content": "I have 12 dollars."}]
+    assert math.isfinite(RewardModel(str(run / "model")).score([prompt], ["You get 1 dish."])[0])
+
+
+@pytest.mark.parametrize("name, bits", [("sft", ""), ("reward", ""), ("reward", BITS)])
+def test_a_killed_run_ends_with_the_same_bits(name, bits, scripts, wholes, tmp_path):
+    """Also of an adapter on weights in 4 bits, moments in 8; a head is trained whole, and lies with the
+    adapter."""
+    whole = wholes[name]
+    command = [sys.executable, *scripts[name], *bits.split(), "--out"]
+    if bits:
+        names = weights_of(whole / "model").keys()
+        whole = tmp_path / "whole"
+        run_here([*command, str(whole)])
+        merged = weights_of(whole / "model")
+        [head] = [
+            weight for key, weight in weights_of(whole / "adapter").items() if key.endswith("score.weight")
+        ]
+        assert merged.keys() == names and torch.equal(head, merged["score.weight"])
+    broken = tmp_path / "broken"
+    killed_after(8, whole, broken)  # in the second epoch
+    run_here([*command, str(broken), "--resume"])
+    check_same_bits(whole, broken)
+
+
+@pytest.mark.parametrize("name, launcher", [("sft", DDP), ("reward", FSDP2)])
+def test_two_processes_learn_what_one_learns(name, launcher, scripts, wholes, tmp_path):
+    out = tmp_path / "two"
+    finished([sys.executable, *launcher, *scripts[name], "--out", str(out)])
+    for expected, found in zip(metrics_of(wholes[name]), metrics_of(out), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    expected = weights_of(wholes[name] / "model")
+    found = weights_of(out / "model")
+    assert expected.keys() == found.keys()
+    for key, weight in found.items():
+        torch.testing.assert_close(weight, expected[key], rtol=0, atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(scripts, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(FloatingPointError, match="step "):
+        run_here([sys.executable, *scripts["sft"], "--learning-rate", "1e30", "--out", str(run)])
+    for checkpoint in run.glob("checkpoint-*"):
+        assert all(weight.isfinite().all() for weight in weights_of(checkpoint).values())
+    rows = read_log(run / "not_finite-rank0.jsonl")
+    assert len(rows) == 6 and rows[0]["ids"]
