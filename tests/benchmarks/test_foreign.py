@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import CHATML, LLAMA, build_tokenizer, tiny_config
-from transformers import AutoTokenizer, LlamaForCausalLM
+from conftest import CHATML, LLAMA, build_tokenizer
+from transformers import AutoTokenizer
 
 import eval_benchmarks
 from rlmt import chat as templates
@@ -186,70 +185,6 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
 
 
 # --- 3. generation with models that have learned one completion by heart
-
-LEARNED = {  # what the model writes after its prompt, and what is read from it
-    "deepseek_r1_distill": ("Hello world\n</think>\n\nYou are helpful.<｜end▁of▁sentence｜>", "<think>\n"),
-    "gptoss": (f"{ANALYSIS}Hello world<|end|>{FINAL}You are helpful.<|return|>", ""),
-}
-
-
-def learn(folder: str, out: Path, text: str) -> None:
-    """Saves a tiny model that answers USER with `text`, whatever comes after it."""
-    tokenizer = rlmt_chat.load_tokenizer(folder)
-    shipped_template = tokenizer.chat_template
-    use_as_shipped(tokenizer, "auto", "auto", {})
-    prompt = templates.encode_prompt(tokenizer, [USER])
-    ids = prompt + tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    labels = torch.tensor([[-100] * len(prompt) + ids[len(prompt) :]])
-    for _ in range(300):
-        loss = model(torch.tensor([ids]), labels=labels).loss
-        if loss < 0.01:
-            break
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert loss < 0.05
-    model.save_pretrained(out)
-    tokenizer.chat_template = shipped_template
-    tokenizer.save_pretrained(out)
-
-
-@pytest.mark.parametrize("case", LEARNED)
-def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path, capsys, case):
-    text, opening = LEARNED[case]
-    learn(folders[case], tmp_path / "model", text)
-    args = eval_benchmarks.Args(name="ifeval", model=str(tmp_path / "model"), rollout="hf", max_tokens=60)
-    tasks = [{"id": "a", "messages": [USER]}]
-    (tmp_path / "run").mkdir()
-    row = shared.generate_answers(args, tasks, 0.0, tmp_path / "run")[0]
-    assert (row["thinking"], row["response"], row["status"]) == ("Hello world", "You are helpful.", "ok")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert row["n_tokens"] == len(ids)
-    assert row["text"] == opening + tokenizer.decode(ids[:-1])
-    assert row["n_thinking_tokens"] == len(tokenizer("Hello world", add_special_tokens=False)["input_ids"])
-    assert "thinking read as" in capsys.readouterr().out
-
-    # closed inside the thinking: an answer follows
-    (tmp_path / "closed").mkdir()
-    args.max_thinking_tokens = 3
-    closed = shared.generate_answers(args, tasks, 0.0, tmp_path / "closed")[0]
-    args.max_thinking_tokens = 0
-    closing = FOREIGN_STYLES[shared.think_format(args)].closes_thinking
-    assert closed["budget_used_up"] and closed["text"].count(closing) == 1
-    assert closed["n_thinking_tokens"] <= 3 and row["thinking"].startswith(closed["thinking"])
-    assert closed["status"] in ("ok", "truncated") and closed["response"]
-
-    # cut off inside the thinking: nothing to judge
-    (tmp_path / "short").mkdir()
-    args.max_tokens = len(ids) // 3
-    row = shared.generate_answers(args, tasks, 0.0, tmp_path / "short")[0]
-    assert (row["status"], shared.answer(row)) == ("truncated", "")
-    assert row["thinking"] and "Hello world".startswith(row["thinking"])
 
 
 # --- 4. conversations

@@ -11,13 +11,10 @@ import subprocess
 
 import pytest
 
-import eval_benchmarks
 import eval_wildbench
 from rlmt import chat as templates
-from benchmarks import alpacaeval2, creativewriting3, shared, wildbench
-from benchmarks.judge_template import fill, fill_messages, read_template
-
-DATA_FILES = "eval/reason_benchmarks/data_files"
+from benchmarks import shared
+from benchmarks.judge_template import fill, fill_messages
 
 
 def of_the_authors(path: str) -> str:
@@ -52,71 +49,6 @@ def test_a_template_is_one_message_or_a_message_for_each_chatml_turn():
 
 
 # --- the files of the paper's authors, unchanged
-
-TASK = {"instruction": "Say {it}.", "output": "A {$model_output}.", "position": 0}
-
-
-def as_the_authors_fill(template: str, fields: dict[str, str]) -> str:
-    """Fills in as their code does: one replacement after the other, where no answer holds a placeholder."""
-    for name, value in fields.items():
-        template = template.replace(f"{{${name}}}", value)
-    return template
-
-
-def test_the_authors_template_of_alpacaeval(tmp_path):
-    text = of_the_authors(f"{DATA_FILES}/alpacaeval2/eval_template.score")
-    (tmp_path / "t").write_text(text)
-    args = eval_benchmarks.Args(name="alpacaeval2", protocol="paper", template=str(tmp_path / "t"))
-    task = TASK | {"output": "base"}
-    sides = set()
-    for word in range(20):
-        task["instruction"] = f"Say {word} in {{braces}}."
-        side = alpacaeval2.model_side(task["instruction"])
-        first, second = ("ours", "base") if side == "A" else ("base", "ours")
-        request = eval_benchmarks.requests_about(args, task, "ours")["judge_text"]
-        fields = {"instruction": task["instruction"], "model_output": first, "reference": second}
-        assert request["messages"] == [{"role": "user", "content": as_the_authors_fill(text, fields)}]
-        assert (request["max_tokens"], request["temperature"]) == (128, 0.0)
-        sides.add(side)
-    assert sides == {"A", "B"}
-
-
-def test_the_authors_template_of_creative_writing(tmp_path):
-    folder = f"{DATA_FILES}/creativewritingv3"
-    text = of_the_authors(f"{folder}/creative_writing_judging_prompt.txt")
-    (tmp_path / "t").write_text(text)
-    for name in (
-        "creative_writing_criteria.txt",
-        "negative_criteria.txt",
-        "creative_writing_prompts_v3.json",
-    ):
-        (tmp_path / name).write_text(of_the_authors(f"{folder}/{name}"))
-    flags = {"data": str(tmp_path), "protocol": "paper", "template": str(tmp_path / "t")}
-    args = eval_benchmarks.Args(name="creativewriting3", **flags)
-    task = creativewriting3.load_tasks(tmp_path)[0]
-    request = eval_benchmarks.requests_about(args, task, "A {piece}.")["judge_text"]
-
-    criteria, negative = creativewriting3.load_criteria(tmp_path)
-    expected = text.format(
-        writing_prompt=task["unfilled"],
-        test_model_response="A {piece}.",
-        creative_writing_criteria="\n".join("- " + name for name in criteria),
-        lower_is_better_criteria=", ".join(negative),
-    )
-    assert request["messages"] == [{"role": "user", "content": expected}]
-    assert request["max_tokens"] == 2048
-
-
-@pytest.mark.parametrize("mode, name", [("reward", "pairwise"), ("score", "score")])
-def test_the_authors_templates_of_wildbench(mode, name, tmp_path):
-    text = of_the_authors(f"{DATA_FILES}/wildbench/eval_template.{name}")
-    (tmp_path / "t").write_text(text)
-    template = read_template(str(tmp_path / "t"), wildbench.PLACEHOLDERS[mode])
-    task = {"messages": [{"role": "user", "content": "q"}], "checklist": ["c?"]}
-    candidates = {"candidate_A": "a {x}", "candidate_B": "b"} if mode == "reward" else {"model_output": "m"}
-    fields = wildbench.judge_fields(task, "paper", mode, **candidates)
-    content = fill_messages(template, fields)[0]["content"]
-    assert content == as_the_authors_fill(text, fields) and "{$" not in content
 
 
 def chat_template_of(source: str, name: str) -> str:

@@ -2,7 +2,6 @@
 it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
 
 import csv
-import itertools
 import json
 import math
 import sys
@@ -189,33 +188,6 @@ def test_arenahard2_expected(tmp_path):
     features = arenahard2.scale_features(np.array(styles))
     centred = arenahard2.bradley_terry(features - features.mean(axis=0), np.array(outcomes))
     assert centred == pytest.approx(expected["style_control_length_markdown_percent"], abs=1e-5)
-
-
-def test_arenahard2_by_hand():
-    tasks = itertools.count()
-
-    def result(game1: str, game2: str | None, style: list | None = None, **more) -> dict:
-        return {"task": next(tasks), "game1": game1, "game2": game2, "style": style} | more
-
-    out = arenahard2.category_scores([result("A>>B", "A>B"), result("B>A", "A=B")])
-    # the model: 0 0 0 (lost as B, much), 1 (won as A); 1 (won as B), 0.5
-    assert out["score"] == pytest.approx(100 * 2.5 / 6) and out["score_paper"] == 100 * 2.5 / 4
-    assert out["score_paper_interval"] == (50, 75)  # over prompts, of which one has 50 and one 75
-    out = arenahard2.category_scores([result("B>>A", None, invalid="game2: no verdict")])
-    assert (out["score"], out["score_paper"]) == (None, 75)  # a missing verdict is a tie in the paper
-    # where it writes as the baseline does, it wins 1 of 2; where it is longer, it wins much and loses: 6 of 8
-    rows = [result("B>A", "B>A", [0, 0, 0, 0])]
-    rows += [result("B>>A", "A>>B", [0.5, 0, 0, 0]), result("A>B", "B>A", [0.5, 0, 0, 0])]
-    out = arenahard2.category_scores(rows)
-    assert out["score"] == pytest.approx(70)
-    assert out["score_style_controlled"] == pytest.approx(50, abs=0.01)  # not 71, as at its own mean style
-    # a style that never differs from itself says nothing about another style: the plain score
-    out = arenahard2.category_scores(rows[1:])
-    assert out["score_style_controlled"] == pytest.approx(out["score"])
-    model = {"token_len": 30, "header_count": {"h1": 1, "h2": 2}, "list_count": {}, "bold_count": {}}
-    baseline = {"token_len": 10, "header_count": {}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}}
-    expected = [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0]
-    assert np.allclose(arenahard2.style_features(model, baseline), expected)
 
 
 @pytest.mark.parametrize(

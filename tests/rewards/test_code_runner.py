@@ -6,7 +6,7 @@ import json
 import pytest
 from test_rewards import row, shared
 
-from rewards import sandbox, verified
+from rewards import verified
 from rewards.code_runner import find_program, read_tests
 
 GOOD = "def f(x):\n    return x * x + 1"
@@ -145,15 +145,6 @@ def test_values(needs_sandbox):
 def test_tests_that_cannot_tell_programs_apart_are_refused(tests, message):
     with pytest.raises(ValueError, match=message):
         read_tests(row(tests=tests))
-
-
-@pytest.mark.parametrize("n_lost, value", [(1, 1.0), (2, None)])
-def test_a_sandbox_that_does_not_start_is_tried_again_once(needs_sandbox, monkeypatch, n_lost, value):
-    """As when the kernel ends it because memory runs out."""
-    start = sandbox._start
-    lost = [sandbox.Output("not started", "", "")] * n_lost
-    monkeypatch.setattr(sandbox, "_start", lambda *args: lost.pop() if lost else start(*args))
-    assert verified.code([row(GOOD, tests=TESTS)]) == [value]
 
 
 def test_reference_solutions_of_humaneval(needs_sandbox):

@@ -3,7 +3,6 @@ checkpoint."""
 
 import math
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from rlmt import chat as templates
 import rewards
 import train_grpo
 from rewards import dense
-from data.toy import sums as toy_sums
 
 # --- numbers
 
@@ -45,32 +43,6 @@ def test_token_advantages_is_the_naive_loop():
 # --- steps
 
 
-SUM = [
-    {"role": "user", "content": "The budget is 21 dollars for bacon, ham. What is left of the budget."}
-]  # 4, 5
-
-
-@pytest.mark.parametrize(
-    ("thinking", "response", "right"),
-    [
-        ("Budget 21. bacon 4 leaves 17. ham 5 leaves 12.", "You have 12 left.", [1, 1, 1]),
-        ("Budget 21. ham 5 leaves 16. bacon 4 leaves 11.", "You have 12 left.", [1, 0, 0]),  # right by chance
-        (
-            "Budget 21. bacon 4 leaves 17. bacon 4 leaves 13.",
-            "You have 13 left.",
-            [1, 0, 0],
-        ),  # not asked twice
-        ("Budget 21. bacon 5 leaves 17. ham 5 leaves 12.", "You have 12 left.", [0, 0, 0]),  # a wrong price
-        ("", "You have 12 left.", [1]),
-    ],
-)
-def test_steps_of_toy_sums(thinking, response, right):
-    text = f"<think>\n{thinking}\n</think>\n\n{response}"
-    found = toy_sums.steps(SUM, text)
-    assert [probability for _, probability in found] == right
-    assert all(text[:end].endswith(".") for end, _ in found)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
@@ -94,22 +66,6 @@ def tiny(tokenizer):
             tie_word_embeddings=True,
         )
     )
-
-
-def test_what_a_row_earns_lies_on_the_last_token_of_its_steps(tokenizer):
-    """The changes of the probability, which add up to the last one."""
-
-    def probabilities(messages, text):
-        return [(text.index("17") + 2, 0.75), (len(text), 0.25)]
-
-    text = "<think>\nbacon 4 leaves 17.\n</think>\n\nYou have 12 left."
-    ids = templates.encode_completion(tokenizer, text)
-    one = SimpleNamespace(messages=SUM, text=text, ids=ids, rewards={})
-    values, events = dense.ProcessReward(probabilities, 1.0, tokenizer).token_rewards([one])
-    assert one.rewards == {"process": 0.25}
-    places = events[0].nonzero().flatten().tolist()
-    assert [tokenizer.decode(ids[: p + 1]) for p in places] == ["<think>\nbacon 4 leaves 17", text]
-    assert values[0, places].tolist() == [0.75, -0.5] and values.sum() == 0.25
 
 
 # --- in the loops

@@ -8,9 +8,7 @@ import pytest
 from test_rewards import near, row
 
 import train_grpo
-from data import make_rubrics
 from rewards import gold, judged
-from rlmt.data import read_rows
 from rlmt.endpoint import Endpoint
 
 
@@ -103,42 +101,6 @@ def test_rubric(judge):
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name, rubric=RUBRIC) for name in replies] + [row("", rubric=RUBRIC)]
     assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.0])
-
-
-def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path, capsys):
-    words = ["essential", "important", "optional", "pitfall", "Essential", "optional", "pitfall"]
-    item = {"criterion": "c", "importance": "essential"}
-    replies = {
-        "a": [{"criterion": f"c{i}", "importance": word} for i, word in enumerate(words)],
-        "b": [item] * 6,
-        "c": [item | {"importance": "vital"}] * 7,
-        "d": [{"importance": "optional"}] * 7,
-        "e": [item] * 7,
-    }
-    down = ["e"]
-
-    def behave(text):
-        name = answer_in(text, "reference")
-        return (503, b"overloaded") if name in down else json.dumps({"criteria": replies[name]})
-
-    client = judge(behave)
-    asked = [
-        {"id": name, "messages": [{"role": "user", "content": "Q"}], "reference": name} for name in replies
-    ]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    args = make_rubrics.Args(str(tmp_path / "p.jsonl"), "m", tmp_path / "r.jsonl", client.server.url)
-    outage = Endpoint("m", tmp_path / "r.replies.jsonl", client.server.url, backoff=0.005, retries=1)
-    with pytest.raises(ConnectionError, match="1 of 5 rubrics got no reply, so no file is written"):
-        judged.write_rubrics(asked, outage)
-
-    down.clear()
-    calls = len(client.server.requests)
-    make_rubrics.main(args)
-    rows = read_rows(args.out, "messages", "rubric")
-    assert [row["id"] for row in rows] == ["a", "e"]
-    assert [item["weight"] for item in rows[0]["rubric"]] == [1.0, 0.7, 0.3, 0.8, 1.0, 0.3, 0.8]
-    assert "2 of 5 prompts have a rubric" in capsys.readouterr().out
-    assert len(client.server.requests) == calls + 1  # for e alone
 
 
 # --- a judge as gold

@@ -62,26 +62,6 @@ def indicators(folder, rows: list, group_size: int) -> dict:
     return unsupervised.Collapse(folder, group_size).indicators(completions)
 
 
-@pytest.mark.parametrize(
-    ("before", "last", "reason"),
-    [
-        ([{"agreement": 1.0}] * 8, {"agreement": 1.0}, ""),  # nine steps
-        ([{"agreement": 0.2}] + [{"agreement": 1.0}] * 9, {"agreement": 0.99}, "agreement of 0.99"),
-        ([{"agreement": 1.0}] * 9, {"agreement": 0.98}, ""),
-        ([{"agreement": 0.5, "entropy": 0.01}] * 9, {"entropy": 0.02}, "entropy of 0.02"),
-        ([{"entropy": 0.01}] * 9, {"entropy": 0.03}, ""),
-    ],
-)
-def test_when_a_run_ends(before, last, reason, tmp_path):
-    """After ten steps beyond a limit, with those before a resume."""
-    steps = []
-    for values in (*before, last):
-        steps.append({"collapse/agreement": values.get("agreement", 0), "entropy": values.get("entropy", 1)})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps[:-1]))
-    found = unsupervised.Collapse(tmp_path, 4).check(len(steps), steps[-1], [])
-    assert bool(found) == bool(reason) and reason in found
-
-
 # --- 2. names, weights and options
 
 

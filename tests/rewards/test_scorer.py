@@ -1,6 +1,5 @@
 """Tests rewards/scorer.py with the toy's reward model and functions of our own."""
 
-import dataclasses
 import json
 import math
 
@@ -11,9 +10,7 @@ from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
 import train_grpo
-import utils
-from rewards.preference import RewardModel
-from rewards.scorer import Scorer, text_to_score
+from rewards.scorer import Scorer
 from rlmt import chat
 
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
@@ -101,63 +98,6 @@ def test_what_a_malformed_completion_gets(scorer, completions):
             floors = [min(completions[place].reward for place in group) - 2.0 for group in groups]
             assert bad == pytest.approx(floors) and completions[1].rewards["preference"] is None
             assert len(made.reward_model.cut) == 6
-
-
-@pytest.mark.parametrize(
-    "think_format, text, scored",
-    [
-        ("think", "a", "[NULL]"),
-        ("think", "<think>a", "[NULL]"),
-        ("think", "<think>a</think>", "<think>a</think>"),
-        ("think", "a</think>b</think>c", "a</think>b</think>c"),
-        ("zero_think", "<think>a</think>b", "[NULL]"),
-        ("zero_think", "<think>a</think><response>b", "[NULL]"),  # opened, but not closed
-        ("zero_think", "</response><response>b", "[NULL]"),
-        ("zero_think", "<response>b</response>", "<response>b</response>"),
-        ("zero_plain", "a<response>b</response>", "a<response>b</response>"),
-        ("plain", "", ""),
-    ],
-)
-def test_strict_mode_wants_the_tags_of_the_response(completions, think_format, text, scored):
-    status = utils.split_thinking(text, think_format, finished=False).status
-    assert status != "ok"
-    completion = dataclasses.replace(completions[0], text=text, status=status)
-    args = train_grpo.Args(think_format=think_format, on_bad_format="null")
-    assert text_to_score(completion, args) == scored
-
-
-MALFORMED = {  # completion: what the reward model reads of it with --reward-on response
-    "think": {
-        "<think>\nBudget 12.": "<think>\nBudget 12.",
-        "<think>\nBudget 12.\n</think>": "",
-        "<think>\nBudget 12.\n</think>\n\nHello</think>\n\nYou get 1 dish.": "Hello</think>\n\nYou get 1 dish.",
-    },
-    "zero_think": {
-        "<think> Budget 12. </think> You get 1 dish.": "<think> Budget 12. </think> You get 1 dish.",
-        "Hello <response> You get 1 dish. </response> Budget 12.": "You get 1 dish.",
-    },
-}
-
-
-@pytest.mark.parametrize("think_format", MALFORMED)
-def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, completions, think_format):
-    """As released: --reward-on response and --on-bad-format score, from the arguments to the reward."""
-    malformed = MALFORMED[think_format]
-    found = []
-    for text in malformed:
-        status = utils.split_thinking(text, think_format).status
-        assert status != "ok", text
-        found.append(dataclasses.replace(completions[0], text=text, status=status, rewards={}))
-    made = scorer(reward_on="response", on_bad_format="score", think_format=think_format)
-    made.set_rewards(found, len(found), None)
-
-    reads_everything = RewardModel("data/toy/reward_model", reward_on="think+response")
-    messages = [completion.messages for completion in found]
-    expected = reads_everything.score(messages, list(malformed.values()))
-    assert [completion.reward for completion in found] == pytest.approx(expected, abs=1e-5)
-    whole = reads_everything.score(messages, list(malformed))
-    for (text, response), score, other in zip(malformed.items(), expected, whole, strict=True):
-        assert text == response or abs(score - other) > 1e-3, text  # else the case could not fail
 
 
 def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):

@@ -170,19 +170,6 @@ def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, ex
 # --- what is asked
 
 
-def test_an_unreadable_reply_is_not_asked_for_in_the_same_words(serve, client):
-    """A server that samples by temperature and seed alone would give the same reply."""
-    server = serve(lambda text, n: "8" if n == 2 else "prose")
-    [request] = ask_for("x", temperature=0, seed=7)
-    reply = client(server).ask([request], verdict, parse_retries=1)[0]
-    assert (reply.value, reply.text, server.calls["x"]) == (None, "prose", 2) and reply.error
-    assert client(server).ask([request], verdict)[0].value == 8  # a new start goes on where the other ended
-    sampled = [(body["temperature"], body["seed"]) for body, _ in server.requests]
-    assert sampled == [(0, 7), (0.3, 8), (0.3, 9)]
-    assert client(server).ask([request])[0].value == "prose"  # another reader
-    assert server.calls["x"] == 3
-
-
 def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
     server = serve(lambda text, n: f"{text}{n}")
     requests = ask_for("a", "b", "a") + ask_for("a", seed=1) + ask_for("a", seed=2) + ask_for("a", seed=1)

@@ -285,15 +285,6 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
     assert sorted(nucleus) == sorted(argmax(model, prompt, 4) for prompt in prompts)
 
 
-def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, tokenizer, prompts):
-    model = policy.load_trained(BASE, RunArgs())
-    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(0.0, 8))
-    sampler.sync(policy.Policy(model, 1.0))
-    found = dict(sampler.sample(prompts[:3]))
-    assert [found[place].ids for place in range(3)] == [argmax(base, prompt, 8) for prompt in prompts[:3]]
-    assert model.training and found[0].logprobs is None
-
-
 # --- seeds
 
 
@@ -385,10 +376,3 @@ def test_metrics_of_a_step_by_hand():
             "reward/math": 2 / 3,
         }
     )
-
-
-def test_a_run_whose_completions_lack_the_format_says_so(capsys):
-    for step, share in [(2, 0.0), (3, 0.5), (3, 0.0)]:
-        assert not capsys.readouterr().out
-        rollout.warn_of_format(step, {"think/format_ok": share}, [])
-    assert "no completion has the think format" in capsys.readouterr().out

@@ -106,23 +106,3 @@ def evaluate(thinker, monkeypatch, tmp_path):
         return rows, json.loads((tmp_path / out / "summary.json").read_text())
 
     return start
-
-
-GREEDY = ("--temperature", 0, "--top-p", 1)
-
-
-def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate):
-    whole, without = evaluate(*GREEDY, out="none")
-    assert whole[0]["text"] == THOUGHT and without["accuracy"] == 1 and without["budget_used_up"] is None
-    large, _ = evaluate(*GREEDY, "--max-thinking-tokens", 60, out="large")
-    assert large == [whole[0] | {"budget_used_up": False}]
-
-    short, summary = evaluate(*GREEDY, "--max-thinking-tokens", 6, out="short")
-    assert short[0]["n_thinking_tokens"] <= 6 < whole[0]["n_thinking_tokens"]
-    thinking = short[0]["thinking"]
-    assert short[0]["text"] == f"<think>\n{thinking}\n</think>\n\nSo it is\n#### 4" and thinking in THOUGHT
-    assert (short[0]["status"], short[0]["response"]) == ("ok", "So it is\n#### 4")
-    assert (summary["accuracy"], summary["budget_used_up"], summary["format_ok"]) == (1, 1, 1)
-    assert summary["thinking_tokens"] == short[0]["n_thinking_tokens"]
-    assert summary["tokens_per_task"] == short[0]["n_tokens"] < without["tokens_per_task"]
-    assert summary["fingerprint"] != without["fingerprint"]
