@@ -65,6 +65,7 @@ def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Tells whether a template leaves thinking where it is, adds none, and does not change from day to
     day."""
     prompt = render(tokenizer, [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True)
+    # twice: some templates drop the thinking of all turns but the last
     keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
     adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
     prints_date = "strftime_now" in tokenizer.get_chat_template()
@@ -92,6 +93,7 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
+    # its own template will not do, but the family's turns are known
     for family, mark in FAMILY_MARKS.items():
         if mark in tokenizer.get_vocab():
             return family, CHAT_TEMPLATES[family]
@@ -143,6 +145,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     own_ends = getattr(tokenizer, "own_ends", [])
     tokenizer.stop_ids = sorted({end, tokenizer.eos_token_id, *own_ends} - {None})
     tokenizer.trained_as = {"think_format": think_format}
+    # so that every library stops where SFT taught the model to stop
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     if tokenizer.pad_token_id in (None, end):
         tokenizer.pad_token = _choose_pad_token(tokenizer, end)

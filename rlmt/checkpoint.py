@@ -70,7 +70,9 @@ def save_tokenizer(folder: Path, tokenizer) -> None:
     tokenizer.save_pretrained(folder)
     if hasattr(tokenizer, "trained_as"):
         generation = transformers.GenerationConfig(
-            eos_token_id=tokenizer.stop_ids, pad_token_id=tokenizer.pad_token_id
+            # all of them: a server would else go on behind one
+            eos_token_id=tokenizer.stop_ids,
+            pad_token_id=tokenizer.pad_token_id,
         )
         generation.save_pretrained(folder)
         (folder / "think_format.json").write_text(json.dumps(tokenizer.trained_as))
@@ -96,7 +98,7 @@ def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerat
         shutil.rmtree(part, ignore_errors=True)  # one that was not written to its end
         shutil.rmtree(adapter_part, ignore_errors=True)
     accelerator.wait_for_everyone()
-    save_weights(part, model, accelerator)
+    save_weights(part, model, accelerator)  # all processes take part: each has a shard
     if trains_adapter:
         save_weights(adapter_part, model, accelerator, merge=False)
     accelerator.wait_for_everyone()
@@ -149,6 +151,7 @@ def save_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) ->
 def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
     """Loads what `save_optimizer` wrote; under FSDP2 the number of processes must be the same."""
     path = _optimizer_path(folder, name)
+    # plain tensors alone: a pickle in somebody else's run folder is not run
     optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
@@ -187,7 +190,7 @@ def save_checkpoint(
 
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:  # every process has written its part
-        (folder / "complete").touch()
+        (folder / "complete").touch()  # last: a checkpoint without it does not count
         for older in numbered(run)[:-KEEP_CHECKPOINTS]:
             shutil.rmtree(older)
     accelerator.wait_for_everyone()

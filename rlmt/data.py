@@ -66,6 +66,7 @@ def read_source(
     """
     place = name
     parts = []
+    # a path may have a colon in it, so what exists is taken as it is
     if not Path(name).exists():
         place, *parts = name.split(":")
     if parts and split:
@@ -242,7 +243,7 @@ def to_trace(row: dict) -> dict:
     Raises Dropped for an answer that did not come to its end (`finish_reason`), or whose tags fit no think
     format.
     """
-    finish_reason = row.get("finish_reason") or "stop"
+    finish_reason = row.get("finish_reason") or "stop"  # most sources do not say
     drop_if(finish_reason not in FINISHED, f"finish_reason_{finish_reason}")
     name = first_field(row, ANSWER_FIELDS) or "messages"
     messages, answer = answer_of(row, name)
@@ -262,6 +263,7 @@ def to_pair(row: dict) -> dict:
     sides = {"chosen": answer_of(row, "chosen"), "rejected": answer_of(row, "rejected")}
     pair = to_prompt(row)
     for side, (turns, answer) in sides.items():
+        # a side is an answer alone, or a whole conversation with the same prompt
         drop_if(turns not in ([], pair["messages"]), "different_prompts")
         answer["thinking"] = row.get(f"{side}_thinking") or answer.get("thinking")
         thinking, pair[side] = split_answer(answer)
@@ -362,6 +364,7 @@ def load_prompts(
     dropped = []
     n_cleaned = 0
     for row in rows:
+        # what is logged is what the policy reads
         messages = without_control(tokenizer, row["messages"])
         try:
             ids = encode_prompt(tokenizer, messages)
@@ -407,6 +410,7 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
     if not args.gold:
         fail("--gold-prompts needs --gold: what the completions are measured by")
     held_out, _ = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
+    # by their texts, as ids differ from file to file
     trained_texts = {json.dumps(row["messages"]) for row in prompts}
     trained = [row["id"] for row in held_out if json.dumps(row["messages"]) in trained_texts]
     if trained:

@@ -139,6 +139,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
     `prompt`: a row of data.load_prompts.
     """
     text = text_of(tokenizer, sample)
+    # the only place where text is taken apart; all that follows reads these parts
     parts = split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
@@ -180,6 +181,7 @@ class ThinkingBudget:
         they are the rest of the closing tokens.
         """
         written = ids[: self.close_at]
+        # some templates end a prompt with the opening tag
         turn = self.from_template + tokenizer.decode(written)
         has_thought = turn.lstrip().startswith(self.opening_tag)
         if not has_thought or re.search(self.closed_pattern, turn):
@@ -236,6 +238,7 @@ class Transformers:
         if seeds:
             torch.manual_seed(next(iter(seeds.values())))
         rows = {"input_ids": list(prompts.values())}
+        # on the left, so that each prompt's next token comes right behind it
         batch = self.tokenizer.pad(rows, padding_side="left", return_tensors="pt").to(self.model.device)
         width = batch["input_ids"].size(1)
 
@@ -243,6 +246,7 @@ class Transformers:
             found = [has_ended(row, self.tokenizer, ends, sampling.stop) for row in ids[:, width:].tolist()]
             return torch.tensor(found, device=ids.device)
 
+        # a config of our own: the folder's may ask for other sampling
         config = transformers.GenerationConfig(
             max_new_tokens=sampling.max_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0]
         )
@@ -330,6 +334,7 @@ class Sampler:
         size = self.backend.batch_size
         if not size:
             return [[place for place in range(len(prompts)) if place not in done]]
+        # a batch is as wide as its longest prompt
         longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
         batches = [longest_first[start : start + size] for start in range(0, len(prompts), size)]
         return [places for places in batches if not done.issuperset(places)]
@@ -490,7 +495,7 @@ def generate(
     Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
     completion.
     """
-    longest = max(map(len, prompts)) + sampling.max_tokens
+    longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
     # of 64 bits, as torch and vLLM take no more; DPO makes longer ones of a date as --seed
     first_seed = seed % 2**32 * 1_000_003
     seeds = [first_seed + place for place in range(len(prompts))]
@@ -546,7 +551,7 @@ def mini_batches(
     if n_parts == 1:
         return [completions]
     order = np.random.default_rng(seed).permutation(len(completions))
-    parts = np.array_split(order, n_parts)
+    parts = np.array_split(order, n_parts)  # whole groups are not kept together: advantages are there already
     return [[completions[place] for place in part] for part in parts]
 
 
@@ -556,7 +561,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
     Lengths count the policy's tokens.
     """
     lengths = [c.n_trained_tokens for c in completions]
-    ended = [c.n_trained_tokens for c in completions if not c.cut_off] or [0]
+    ended = [c.n_trained_tokens for c in completions if not c.cut_off] or [0]  # 0 where all were cut off
     cut_off = fmean(c.cut_off for c in completions)
     metrics = {
         "completions/mean_length": fmean(lengths),
