@@ -2,7 +2,8 @@
 
 REWARDS says in which file a name's function is; only what a run names is imported. Such a function takes the
 completions of this process as rows, those of one prompt next to each other, and returns a number or None for
-each of them; shared.py says what a row is. It asks for more by the names of its parameters: those of CONTEXT
+each of them. None means that there is no value, because a judge failed; it is never a low score. A row is
+{"id", "messages", "response", "status", "n_tokens", ...} and the fields of its prompt's row. It asks for more by the names of its parameters: those of CONTEXT
 are filled in, and a parameter with a default is an option of `--reward-args`. A function that asks for the
 judge runs on the main process, on the rows of all.
 
@@ -14,7 +15,7 @@ To use a reward of yours, write the function in any file:
     python train_grpo.py --rewards preference:1 file.py:brief:1 --reward-args brief.per_token=0.02
 
 To give it to everybody, write it into a file of rewards/ and add a line to REWARDS. If it verifies an answer,
-add the field of the prompt's row that it reads to VERIFIERS (shared.py).
+add the field of the prompt's row that it reads to VERIFIERS.
 
 The way of a reward: `read_parts` reads the flags, scorer.py computes the value of each part, `add_up` makes
 one total of them, and `set_floors` puts some totals below the others of their group.
@@ -28,7 +29,6 @@ from dataclasses import dataclass
 from math import isfinite, isnan, nan
 from pathlib import Path
 
-from rewards.shared import VERIFIERS, Values, has_field, in_groups
 from rlmt.run import load_function
 from utils import fail, or_fail
 
@@ -50,6 +50,15 @@ REWARDS = {  # name: file.function
     "repetition": "shaping.repetition",
     "overlong": "shaping.overlong",
 }
+# The fields of the prompt's row that a reward reads, without which it does not apply; the first one that has
+# a value says whether a row is right.
+VERIFIERS = {
+    "math": "answer",
+    "code": "tests",
+    "instructions": "instruction_id_list",
+    "factual": "reference",
+    "rubric": "rubric",
+}
 CONTEXT = {  # what a reward function may ask for
     "group_size": "completions of a prompt, which are neighbours in rows",
     "max_tokens": "the limit of a completion",
@@ -60,11 +69,23 @@ MODEL_OPTIONS = {  # of the rewards that are models
     "process": {"model": ""},
     "prime": {"beta": 0.05, "learning_rate": 1e-6},
 }
+Values = list[float | None]
 DENSE = ("process", "prime")
 UNSUPERVISED = {"majority", "self_certainty", "negative_entropy"}  # with them a policy can collapse
 
 
 # --- 1. --rewards and --reward-args
+
+
+def has_field(row: dict, field: str) -> bool:
+    """Tells whether a row has a field. None and what is empty are no value: a parquet table has all columns
+    in each row."""
+    return row.get(field) not in (None, "", [], {})
+
+
+def in_groups(items: list, group_size: int) -> list[list]:
+    """Splits the items of a step into groups of `group_size` neighbours."""
+    return [items[start : start + group_size] for start in range(0, len(items), group_size)]
 
 
 @dataclass

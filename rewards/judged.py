@@ -16,8 +16,8 @@ from pathlib import Path
 from string import Template
 
 from benchmarks.scoring import read_object
+from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
-from rewards.shared import Values, has_field
 from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first

@@ -11,9 +11,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from rewards import DENSE, Part, add_up, call, read_parts, set_floors, verdict
+from rewards import DENSE, Part, Values, add_up, call, read_parts, set_floors, verdict
 from rewards.gold import load_gold
-from rewards.shared import Values
 from rlmt.model import set_entropy_statistics
 from rlmt.sampler import share_of
 from utils import THINK_FORMATS

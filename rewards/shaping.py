@@ -1,6 +1,6 @@
 """Rewards for the form of a completion: format, length, repetition, overlong."""
 
-from rewards.shared import Values, in_groups
+from rewards import Values, in_groups
 
 
 def good_format(rows: list[dict]) -> Values:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks.verified import normalise_math
 from rlmt.data import read_log
-from rewards.shared import Values, in_groups
+from rewards import Values, in_groups
 from rewards.verified import final_answer
 
 # --- 1. agreement and confidence

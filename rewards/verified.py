@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from benchmarks.verified import last_boxed
-from rewards import code_runner, sandbox
-from rewards.shared import Values
+from rewards import Values, code_runner, sandbox
 
 # --- 1. math: reading an answer
 

@@ -792,8 +792,8 @@ def finish_run(run: Path, summary: dict, sampler=None) -> None:
     PartialState().wait_for_everyone()
     leave(sampler)
     if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
-        from page import write_page  # only the end of a run needs them
-        from rlmt.card import write_card
+        from rlmt.card import write_card  # only the end of a run needs it
 
         or_warn(f"no model card of {run}", write_card, run)
-        or_warn(f"no page of {run}", write_page, [run], run / "page.html")
+        page = Path(__file__).parents[1] / "page.py"
+        or_warn(f"no page of {run}", subprocess.check_call, [sys.executable, page, run])
