@@ -4,7 +4,7 @@
 # reward on thinking and response instead of the response; and an evaluation by the gold checklist, which neither policy
 # nor reward model ever sees. An interrupted demo goes on where it was.
 #
-# Writes into $RESULTS: table.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
+# Writes into $RESULTS: table.md, differences.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
 # runs/logs/ what each command printed.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.
@@ -62,5 +62,5 @@ for name in sft-think sft-plain grpo-think grpo-plain grpo-think-whole ppo-think
 done | run_lines
 
 # --- 4. table and curves
-python -m experiments.compare demo --results "$RESULTS"
+python -m experiments.compare "$RESULTS"
 echo "$((($(date +%s) - BEGAN + 30) / 60)) minutes; table, csv and picture are in $RESULTS/"

@@ -8,6 +8,7 @@
 # A run goes to $RESULTS/NAME-s$SEED. `from NAME` starts it from that run's model, and `needs NAME` wants another line first.
 # A row without SCRIPT evaluates the model that the line of its name trains elsewhere, or $MODEL: a folder or hub name.
 # Variables before a line hold for it alone: MAX_TOKENS and THINK_FORMAT of its evaluation, MODEL, MODEL_FLAGS, EVALUATE, LAUNCH.
+# Without MAX_TOKENS an answer has the authors' limit: 8192 with thinking and for all Zero models, 4096 for other rlhf and sft-plain.
 # An interrupted line goes on with the same command. ONLY=train or evaluate does one half; SHOW=1 prints the commands instead.
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
@@ -80,15 +81,20 @@ evaluate() { # MODEL NAME
       --seed "$SEED" --out "$RESULTS/$2--gold" --resume
     return
   fi
+  local limit=8192 # tokens, the authors' limits
+  case $2 in
+    *-zero*) ;; # also without thinking
+    *-rlhf* | *-sft-plain*) limit=4096 ;;
+  esac
   if [[ "$2" == *-as-released-s* ]]; then
     set -- "checkpoints/${2%-as-released-s*}" "$2"
-    case $1 in # the authors' limits: 8192 with thinking and for all Zero models, 4096 for others
+    case $1 in
       *-rlhf-zero*) THINK_FORMAT=zero_plain ;;
       *-rlmt-zero*) THINK_FORMAT=zero_think ;;
-      *-rlhf* | *-sft-plain) THINK_FORMAT=plain MAX_TOKENS=4096 ;;
+      *-rlhf* | *-sft-plain) THINK_FORMAT=plain ;;
       *) THINK_FORMAT=think ;;
     esac
   fi
-  run env MAX_TOKENS="${MAX_TOKENS:-8192}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
+  run env MAX_TOKENS="${MAX_TOKENS:-$limit}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
     bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS
 }

@@ -7,35 +7,35 @@ set -euo pipefail
 # --- Llama-3.1-8B, warm-started
 row table3/llama3.1-8b-sft-plain as table1/llama3.1-8b-sft-plain
 row table3/llama3.1-8b-sft-think as table1/llama3.1-8b-sft-think
-MAX_TOKENS=4096 row table3/llama3.1-8b-rlhf-dpo from llama3.1-8b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
+row table3/llama3.1-8b-rlhf-dpo from llama3.1-8b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
 row table3/llama3.1-8b-rlmt-dpo from llama3.1-8b-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/llama3.1-8b-rlhf-ppo from llama3.1-8b-sft-plain ppo --preset paper$AS_RELEASED --think-format plain
+row table3/llama3.1-8b-rlhf-ppo from llama3.1-8b-sft-plain ppo --preset paper$AS_RELEASED --think-format plain
 row table3/llama3.1-8b-rlmt-ppo from llama3.1-8b-sft-think ppo --preset paper$AS_RELEASED
 
 # --- Qwen2.5-7B, warm-started
 row table3/qwen2.5-7b-sft-plain as table1/qwen2.5-7b-sft-plain
 row table3/qwen2.5-7b-sft-think as table1/qwen2.5-7b-sft-think
-MAX_TOKENS=4096 row table3/qwen2.5-7b-rlhf-dpo from qwen2.5-7b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
+row table3/qwen2.5-7b-rlhf-dpo from qwen2.5-7b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
 row table3/qwen2.5-7b-rlmt-dpo from qwen2.5-7b-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/qwen2.5-7b-rlhf-ppo from qwen2.5-7b-sft-plain ppo --preset paper --think-format plain
+row table3/qwen2.5-7b-rlhf-ppo from qwen2.5-7b-sft-plain ppo --preset paper --think-format plain
 row table3/qwen2.5-7b-rlmt-ppo from qwen2.5-7b-sft-think ppo --preset paper
 
 # --- Llama-3.1-8B-Instruct
 row table3/llama3.1-8b-instruct-released as table1/llama3.1-8b-instruct-released
 row table3/llama3.1-8b-instruct-sft-plain as table1/llama3.1-8b-instruct-sft-plain
 row table3/llama3.1-8b-instruct-sft-think as table1/llama3.1-8b-instruct-sft-think
-MAX_TOKENS=4096 row table3/llama3.1-8b-instruct-rlhf-dpo from llama3.1-8b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
+row table3/llama3.1-8b-instruct-rlhf-dpo from llama3.1-8b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
 row table3/llama3.1-8b-instruct-rlmt-dpo from llama3.1-8b-instruct-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/llama3.1-8b-instruct-rlhf-ppo from llama3.1-8b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
+row table3/llama3.1-8b-instruct-rlhf-ppo from llama3.1-8b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
 row table3/llama3.1-8b-instruct-rlmt-ppo from llama3.1-8b-instruct-sft-think ppo --preset paper-instruct
 
 # --- Qwen2.5-7B-Instruct
 row table3/qwen2.5-7b-instruct-released as table1/qwen2.5-7b-instruct-released
 row table3/qwen2.5-7b-instruct-sft-plain as table1/qwen2.5-7b-instruct-sft-plain
 row table3/qwen2.5-7b-instruct-sft-think as table1/qwen2.5-7b-instruct-sft-think
-MAX_TOKENS=4096 row table3/qwen2.5-7b-instruct-rlhf-dpo from qwen2.5-7b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
+row table3/qwen2.5-7b-instruct-rlhf-dpo from qwen2.5-7b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
 row table3/qwen2.5-7b-instruct-rlmt-dpo from qwen2.5-7b-instruct-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/qwen2.5-7b-instruct-rlhf-ppo from qwen2.5-7b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
+row table3/qwen2.5-7b-instruct-rlhf-ppo from qwen2.5-7b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
 row table3/qwen2.5-7b-instruct-rlmt-ppo from qwen2.5-7b-instruct-sft-think ppo --preset paper-instruct
 
 # --- Llama-3.1-8B, Zero: an instruction instead of SFT

@@ -114,8 +114,7 @@ def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.D
 def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one
-    seed. Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
+    Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
     if lines.empty:
         return {"seeds": 0, "status": "not yet run"}
@@ -128,39 +127,51 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     if values["seed"].duplicated().any():
         fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
-    seeds = len(values)
-    mean = values["value"].mean()
-    half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
     cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
-    if seeds > 1:
-        cell["low"], cell["high"] = interval_over_tasks(values)
-    return cell | {
-        "ours": mean,
-        "seed_low": mean - half,
-        "seed_high": mean + half,
-        "n_invalid": values["n_invalid"].sum(),
-        "task": cell["benchmark"],
-        "seeds": seeds,
-        "status": "measured",
-    }
+    if len(values) > 1:
+        cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
+    cell |= {"n_invalid": values["n_invalid"].sum(), "task": cell["benchmark"], "status": "measured"}
+    return cell | over_seeds(values["value"])
 
 
-def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
-    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds
-    first.
-
-    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has
-    no task_means.csv with the metric.
-    """
-    means_of_seeds = []
+def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
+    """Reads the value of each task, one Series a seed; [] if a seed has no task_means.csv with the metric."""
+    seeds = []
     for folder, line in values.groupby("folder", sort=False):
         path = folder / "task_means.csv"
+        means = pd.DataFrame(columns=[*MEASURE, "task", "mean"])
         if path.exists():
             means = pd.read_csv(path, dtype={"task": str}).merge(line[MEASURE])
-            means_of_seeds.append(means)
-    if len(means_of_seeds) < len(values) or min(map(len, means_of_seeds)) == 0:
+        if means.empty:
+            return []
+        seeds.append(means.set_index("task")["mean"])
+    return seeds
+
+
+def average(seeds: list[pd.Series]) -> dict:
+    """Computes the mean of a measure and its intervals from the value of each task, one Series a seed."""
+    low, high = interval_over_tasks(seeds)
+    n = pd.concat(seeds).index.nunique()
+    return {"low": low, "high": high, "n": n} | over_seeds(pd.Series([tasks.mean() for tasks in seeds]))
+
+
+def over_seeds(values: pd.Series) -> dict:
+    """Computes the mean of the seeds' values, and its 95 % interval by Student's t; NaN for one seed."""
+    seeds = len(values)
+    mean = values.mean()
+    half = stats.t.ppf(0.975, seeds - 1) * values.sem()
+    return {"ours": mean, "seed_low": mean - half, "seed_high": mean + half, "seeds": seeds}
+
+
+def interval_over_tasks(seeds: list[pd.Series]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean by resampling tasks, each averaged over the seeds first; NaN without
+    seeds.
+
+    A task that is hard for one seed is hard for the others, so seeds are not further tasks.
+    """
+    if not seeds:
         return math.nan, math.nan
-    return bootstrap(pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean())
+    return bootstrap(pd.concat(seeds).groupby(level=0, sort=False).mean())
 
 
 # --- 2. tables
