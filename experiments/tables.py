@@ -351,7 +351,7 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         name = table
         if table.isdecimal():
             name = f"table{table}"
-        is_toy = first.evaluations == ["gold"]
+        is_toy = first.evaluations == ("gold",)
         columns = BENCHMARKS
         if is_toy:
             columns = TOY_TABLES.get(table, OWN_COLUMNS)
