@@ -219,7 +219,7 @@ def prompt_key(row: dict) -> str:
     """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every
     run."""
     text = json.dumps([row["id"], row["messages"]])
-    return hashlib.sha1(text.encode()).hexdigest()
+    return hashlib.sha1(text.encode()).hexdigest()[:16]
 
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
@@ -320,17 +320,6 @@ def choose(visits: list[dict], n: int) -> list[dict]:
     return [visit for visit in visits if id(visit) in chosen]
 
 
-def number_prompts(visits: list[dict]) -> list[dict]:
-    """Returns the prompts, and leaves their numbers in the visits."""
-    prompts = {}
-    for visit in visits:
-        prompts[visit["prompt"]] = visit.pop("row")
-    numbers = {key: number for number, key in enumerate(prompts)}
-    for visit in visits:
-        visit["prompt"] = numbers[visit["prompt"]]
-    return list(prompts.values())
-
-
 # --- 4. the page
 
 
@@ -383,6 +372,9 @@ def gather(runs: list[Path], n: int) -> dict:
             )
     orders = order_visits(visits)
     chosen = choose(visits, n)
+    prompts = {}
+    for visit in visits:
+        prompts[visit["prompt"]] = visit.pop("row")
     sampled = ""
     if len(chosen) < len(visits):
         sampled = (
@@ -394,7 +386,7 @@ def gather(runs: list[Path], n: int) -> dict:
         "arguments": join_arguments(runs),
         "curves": join_curves(curves),
         "sampled": sampled,
-        "prompts": number_prompts(chosen),
+        "prompts": {visit["prompt"]: prompts[visit["prompt"]] for visit in chosen},
         "orders": orders,
         "visits": chosen,
     }

@@ -257,29 +257,25 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
 # --- 4. running
 
 
-def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
-    """Starts a block in a process group of its own, so that bash and what it runs are stopped together."""
-    # `python` is the one that runs this
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w") as file:
-        return subprocess.Popen(
-            block.command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
-        )
-
-
 def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
     """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
     A failure exits with 1; the same command goes on later.
     """
     signal.signal(signal.SIGTERM, stop)
+    # `python` is the one that runs this
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (root / "logs").mkdir(parents=True, exist_ok=True)
     for n, (block, seed) in enumerate(jobs, 1):
         name = f"{block.name} s{seed}"
         log = root / "logs" / f"{block.name.replace('/', '-')}-s{seed}.log"
         print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
-        process = start(block, variables_of(args, root, seed), log)
+        environment = os.environ | variables_of(args, root, seed) | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+        with open(log, "w") as file:
+            # in a process group of its own, so that bash and what it runs are stopped together
+            process = subprocess.Popen(
+                block.command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
+            )
         try:
             code = process.wait()
         finally:  # also on SIGTERM and Ctrl-C

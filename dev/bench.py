@@ -286,9 +286,10 @@ def compare(case: str, folder: Path, args: Args) -> dict:
         code = f"from dev.bench import matrix_rate; print(matrix_rate('{compute_dtype(args.dtype)}'))"
         result["matrix_rate"] = float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
 
-    ours = pd.concat(logs.pop("ours"))
-    for other in list(logs.values())[:1]:
-        peers = pd.concat(other)
+    ours = pd.concat(logs["ours"])
+    others = logs.get("peer") or logs.get("old")
+    if others:
+        peers = pd.concat(others)
         both = [key for key in COMPARED if key in ours and key in peers]
         result["largest_difference"] = (ours[both] - peers[both]).abs().max().to_dict()
         result["same_tokens"] = bool((ours["num_tokens"] == peers["num_tokens"]).all())
@@ -398,7 +399,6 @@ def main(args: Args) -> None:
         "commit": commit_of(ROOT),
         "device": device,
         "threads": os.environ["OMP_NUM_THREADS"],
-        "load_average": os.getloadavg()[0],
         "versions": [text for text in installed_packages() if text.partition("==")[0] in PACKAGES],
     }
     label = ""  # of what differs between rows of one case

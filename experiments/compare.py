@@ -163,8 +163,7 @@ def read_curves(runs: Path) -> pd.DataFrame:
             prompts = used.get("prompts_per_step") or used["prompts_per_round"]  # DPO's steps are rounds
             per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
             completions = per_step * (curve["step"] - n_before)
-            curve = curve.reindex(columns=["proxy", "gold", "gold_se"])
-            curves.append(curve.assign(run=path.parent.name, completions=completions))
+            curves.append(curve[["proxy", "gold"]].assign(run=path.parent.name, completions=completions))
     return pd.concat(curves, ignore_index=True)
 
 
@@ -183,10 +182,7 @@ def plot(curves: pd.DataFrame, path: Path) -> None:
             if "whole" in name:  # the reward model reads the thinking too
                 line = "dotted"
             colour = COLOURS[name.split("-")[0]]
-            errors = part.get(f"{measure}_se")
-            axis.errorbar(
-                part["completions"], part[measure], errors, c=colour, ls=line, marker=".", label=name
-            )
+            axis.plot(part["completions"], part[measure], c=colour, ls=line, marker=".", label=name)
         axis.set(xlabel="completions sampled before", ylabel=measure)
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=100)
@@ -195,21 +191,18 @@ def plot(curves: pd.DataFrame, path: Path) -> None:
 # --- 4. the command
 
 
-def describe_reward_models(runs: Path) -> list[str]:
+def describe_reward_models(runs: Path) -> str:
     """Says how often each reward model orders held-out pairs rightly, and what length alone would do."""
     texts = []
     for path in sorted(runs.glob("reward*/summary.json")):
-        held_out = json.loads(path.read_text())["held_out"]
-        text = (
-            "{}: {accuracy:.3f} of {n} held-out pairs right; the longer answer is in {length_baseline:.3f}."
-        )
-        texts.append(text.format(path.parent.name, **held_out))
-        if held_out["equal_length"]:
-            text = (
-                "Of {n} of about equal length {accuracy:.3f} ± {standard_error:.3f}; {length_baseline:.3f}."
-            )
-            texts.append(text.format(**held_out["equal_length"]))
-    return texts
+        right = json.loads(path.read_text())["held_out"]
+        texts.append(f"{path.parent.name}: {right['accuracy']:.3f} of {right['n']} held-out pairs right,")
+        texts.append(f"the longer answer in {right['length_baseline']:.3f};")
+        equal = right["equal_length"]
+        if equal:
+            texts.append(f"of {equal['n']} of about equal length {equal['accuracy']:.3f}, the longer one in")
+            texts.append(f"{equal['length_baseline']:.3f}, ± {equal['standard_error']:.3f}.")
+    return " ".join(texts)
 
 
 def main(args: Args) -> None:
@@ -224,7 +217,7 @@ def main(args: Args) -> None:
     cells = differences(seeds_of_row)
     numbers = pd.DataFrame(rows + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
     numbers.round(4).to_csv(results / "table.csv", index=False)
-    print(write_table(rows, results / "table.md", ABOUT, " ".join(describe_reward_models(runs))))
+    print(write_table(rows, results / "table.md", ABOUT, describe_reward_models(runs)))
     if cells:
         write_table(cells, results / "differences.md", DIFFERENCES)
     curves = read_curves(runs)

@@ -14,14 +14,17 @@
 # BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
 # for each block, whose FOLDER is that of its runs in results/.
 : "${SEED:=0}" "${RESULTS:=results}"
-: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
-: "${AS_RELEASED:=}" # -as-released: presets with the values of the paper's released code, where they differ from the paper's
-: "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
-: "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
-: "${BENCHMARKS:=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" # of a row
-: "${EVALUATE:=}"    # a command in place of evaluate.sh
-MODEL=               # of a row that trains nothing, a folder or hub name
+# -as-released: presets with the values of the paper's released code, where they differ from the paper's
+: "${AS_RELEASED:=}"
+# --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
+: "${GOLD_FLAGS:=}"
+# evaluate.sh says what these two hold
+: "${JUDGE_FLAGS:=}" "${TEMPLATES:=}"
+# of a row: what evaluate.sh measures, and a command in place of evaluate.sh
+: "${BENCHMARKS:=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" "${EVALUATE:=}"
+# of a row that trains nothing: a folder or hub name
+MODEL=
 export SEED RESULTS JUDGE_FLAGS TEMPLATES
 trap 'exit 143' TERM # after the command that runs: a training run first writes a checkpoint
 

@@ -6,6 +6,7 @@ reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is 
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -208,10 +209,9 @@ def list_cells(table: str, rows: dict, columns: dict) -> list[dict]:
 
 def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column."""
-    lines_of = dict(list(index.groupby("row")))
     lines = []
     for cell in list_cells(table, rows, columns):
-        of_row = lines_of.get(cell["row"], index[:0])
+        of_row = index[index["row"] == cell["row"]]
         line = summarize_seeds(select(of_row, cell["benchmark"], columns)) | cell | {"table": table}
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
@@ -293,45 +293,44 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
     return "\n\n".join(texts) or "No row has run yet."
 
 
-def counts(table: pd.DataFrame) -> str:
-    """Writes of how many values each number is a mean, which rows have fewer or more, and how many were
-    invalid."""
+def counts(numbers: pd.DataFrame) -> str:
+    """Writes of how many values the numbers of each column are means, and how many others were invalid."""
     parts = []
-    for column, cells in table.dropna(subset="n").groupby("benchmark", sort=False):
-        usual = cells["n"].mode()[0]
-        part = f"{column} {usual:g}"
-        for n, others in cells[cells["n"] != usual].groupby("n"):
-            part += f", but {n:g} in {' '.join(others['row'])}"
-        for cell in cells[cells["n_invalid"] > 0].itertuples():
-            part += f", {cell.n_invalid:g} invalid in {cell.row}"
+    for column, cells in numbers.dropna(subset="n").groupby("benchmark", sort=False):
+        part = f"{column} {cells['n'].min():g}"
+        if cells["n"].nunique() > 1:
+            part += f" to {cells['n'].max():g}"
+        if cells["n_invalid"].any():
+            part += f" ({cells['n_invalid'].max():g} of them invalid at most)"
         parts.append(part)
     return f"n of each seed: {'; '.join(parts)}."
 
 
-def judged_unlike(table: pd.DataFrame) -> list[str]:
-    """Writes a sentence for each column of a table whose rows were not judged alike."""
-    sentences = []
-    for (column, _), cells in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
-        groups = rows_by(cells, "fingerprint")
-        if len(groups) > 1:
-            sides = " against ".join(groups)
-            sentences.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}")
-    return sentences
+def rows_by(table: pd.DataFrame, key: str) -> Iterator[tuple[str, pd.Series]]:
+    """Yields each column, and the names of its rows, as one text, with each value of `key`."""
+    for (column, _), cells in table.dropna(subset=key).groupby(["benchmark", "task"], sort=False):
+        yield column, cells.groupby(key, sort=False)["row"].unique().map(", ".join)
 
 
-def wordings(table: pd.DataFrame) -> list[str]:
-    """Writes for each judged column whose words its judges read."""
-    sentences = []
-    for column, cells in table.dropna(subset="wording").groupby("benchmark", sort=False):
-        groups = rows_by(cells, "wording")
-        sides = "; ".join(groups.index + " (" + groups + ")")
-        sentences.append(f"Judge's instructions of {column}: {sides}.")
-    return sentences
-
-
-def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
-    """Returns the names of the rows with each value of `key`, as one text."""
-    return cells.groupby(key, sort=False)["row"].unique().map(", ".join)
+def notes_of(numbers: pd.DataFrame) -> list[str]:
+    """Writes what is said below a table; warns of columns whose rows were not judged alike."""
+    notes = [VARIANCE]
+    if numbers["paper"].notna().any():
+        notes.insert(0, PRINTED)
+    if numbers["benchmark"].isin(AVERAGES).any():
+        notes.append(AVERAGED)
+    for column, rows in rows_by(numbers, "wording"):
+        sides = "; ".join(rows.index + " (" + rows + ")")
+        notes.append(f"Judge's instructions of {column}: {sides}.")
+    if numbers["n"].notna().any():
+        notes.append(counts(numbers))
+    for column, rows in rows_by(numbers, "fingerprint"):
+        if len(rows) > 1:
+            sides = " against ".join(rows)
+            note = f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}"
+            print(f"WARNING: {note}", file=sys.stderr)
+            notes.append(note)
+    return notes
 
 
 # --- 4. all of them
@@ -340,8 +339,7 @@ def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
 def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them. Below a table it says what
-    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -356,26 +354,13 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         if is_toy:
             columns = TOY_TABLES.get(table, OWN_COLUMNS)
         numbers = build_table(table, blocks, read_index(results / first.folder), columns)
-        shown = numbers[NUMBERS]
+        shown = numbers[NUMBERS].round(4)
         if is_toy:
             markdown = toy_markdown(numbers)
-            shown = shown.drop(columns=["section", "paper", "difference", "wording"])
-            shown = shown.replace("measured", "toy").round(4)
+            shown = shown.dropna(axis=1, how="all")
         else:
             markdown = paper_markdown(numbers)
-
-        notes = [VARIANCE]
-        if numbers["paper"].notna().any():
-            notes.insert(0, PRINTED)
-        if numbers["benchmark"].isin(AVERAGES).any():
-            notes.append(AVERAGED)
-        notes += wordings(numbers)
-        if numbers["n"].notna().any():
-            notes.append(counts(numbers))
-        for sentence in judged_unlike(numbers):
-            print(f"WARNING: {name}, {sentence}", file=sys.stderr)
-            notes.append(sentence)
         shown.to_csv(folder / f"{name}.csv", index=False)
-        texts[name] = "\n\n".join([markdown, *notes])
+        texts[name] = "\n\n".join([markdown, *notes_of(numbers)])
         (folder / f"{name}.md").write_text(texts[name] + "\n")
     return texts
