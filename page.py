@@ -13,8 +13,8 @@ template beside this file; a model's text reaches it as JSON only, and its scrip
 
 The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue
 the final emotion. A judge's choice between two answers is no number: an evaluation by --mode reward or on
-Arena-Hard has no gold, and no number at all without --reward-model. A line that is not JSON raises ValueError
-with its file and number; the fields of a row are not checked, as our own scripts have written them.
+Arena-Hard has no gold, and no number at all without --reward-model. The fields of a row are not checked, as
+our own scripts have written them.
 """
 
 import base64
@@ -27,6 +27,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -71,21 +72,12 @@ def read_lines(path: Path) -> Iterator[dict]:
 
     A last line that is half written, as by a running job, is left out, and a note says so on stderr.
     """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = dict(json.loads(line))
-            except (ValueError, TypeError) as e:
-                if line.endswith(b"\n"):
-                    raise ValueError(f"{path}:{number}: not a JSON object ({e})") from None
-                print(f"note: {path}:{number} is cut off and left out", file=sys.stderr)
+    with open(path) as file:
+        for line in file:
+            if not line.endswith("\n"):
+                print(f"note: the last line of {path} is cut off and left out", file=sys.stderr)
                 return
-            yield row
-
-
-def answer_key(row: dict) -> tuple:
-    """Returns what an answer and its verdict have in common."""
-    return row.get("id"), row.get("temperature")
+            yield json.loads(line)
 
 
 def verdict_number(verdict: dict) -> float | str | None:
@@ -99,7 +91,7 @@ def verdict_number(verdict: dict) -> float | str | None:
 
 
 def read_verdicts(run: Path) -> dict[tuple, dict]:
-    """Returns reward and score of an evaluation's answers by `answer_key`; none for a training run."""
+    """Returns reward and score of an evaluation's answers by (id, temperature); none for a training run."""
     verdicts = {}
     for file in ("verdicts.jsonl", "rows.jsonl"):
         if not (run / file).is_file():
@@ -108,7 +100,7 @@ def read_verdicts(run: Path) -> dict[tuple, dict]:
             if file == "rows.jsonl":  # eval_benchmarks.py; an `id` there may be the benchmark's
                 verdict["id"] = f"{verdict.get('task')}-{verdict.get('sample')}"
             verdict["score"] = verdict_number(verdict)
-            verdicts[answer_key(verdict)] = verdict
+            verdicts[verdict["id"], verdict.get("temperature")] = verdict
     return verdicts
 
 
@@ -135,7 +127,8 @@ def read_completions(run: Path, file: str) -> Iterator[dict]:
     for row in read_lines(path):
         if file.startswith("dialogues"):
             row = dialogue_row(row)
-        verdict = verdicts.get(answer_key(row), row)  # without a verdict, the row's own score counts
+        # without a verdict, the row's own score counts
+        verdict = verdicts.get((row["id"], row.get("temperature")), row)
         rewards = row.setdefault("rewards", {})
         row["reward"] = verdict.get("reward")
         row["gold"] = rewards.get("gold", verdict.get("score"))
@@ -196,7 +189,7 @@ def read_curves(run: Path) -> dict[str, dict[float, float]]:
         for row in read_lines(path):
             step = row.pop("step")
             for key, value in row.items():
-                if type(value) in (int, float):  # a bool is none
+                if type(value) in (int, float) and math.isfinite(value):  # a bool is none
                     curves.setdefault(prefix + key, {})[steps_before + step] = value
         if path in rounds:
             steps_before += step
@@ -226,17 +219,17 @@ def prompt_key(row: dict) -> str:
     """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every
     run."""
     text = json.dumps([row["id"], row["messages"]])
-    return hashlib.sha1(text.encode()).hexdigest()
+    return hashlib.sha1(text.encode()).hexdigest()[:16]
 
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
     """Returns the numbers of a completion that the page shows, by name."""
-    numbers = {field: row.get(field) for field in ("reward", "gold", "n_tokens", "n_thinking_tokens")}
+    fields = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
     if kind == "training":
-        numbers["advantage"] = row["advantage"]
-    for name, value in row["rewards"].items():
-        if value != row["reward"]:  # a single reward would be there twice
-            numbers.setdefault(name, value)
+        fields.append("advantage")
+    # a single reward would be there twice
+    parts = {name: value for name, value in row["rewards"].items() if value != row["reward"]}
+    numbers = parts | {field: row.get(field) for field in fields}
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
@@ -276,9 +269,14 @@ def read_visits(runs: list[Path]) -> list[dict]:
     return sorted(visits.values(), key=lambda visit: (kinds.index(visit["kind"]), visit["step"] or 0))
 
 
+def completions_of(visit: dict) -> list[dict]:
+    """Returns the completions of all runs."""
+    return sum(visit["sides"], [])
+
+
 def count(visits: list[dict]) -> int:
     """Counts the completions."""
-    return sum(len(side) for visit in visits for side in visit["sides"])
+    return sum(len(completions_of(visit)) for visit in visits)
 
 
 def order_visits(visits: list[dict]) -> list[tuple]:
@@ -286,10 +284,11 @@ def order_visits(visits: list[dict]) -> list[tuple]:
     offers."""
     for measure in ("reward", "gold"):
         for visit in visits:
-            numbers = [completion["numbers"] for side in visit["sides"] for completion in side]
-            values = [of_one[measure] for of_one in numbers if measure in of_one]
-            visit["highest"] = max(values, default=None)
-            visit["lowest"] = min(values, default=None)
+            numbers = [
+                shown["numbers"][measure] for shown in completions_of(visit) if measure in shown["numbers"]
+            ]
+            visit["highest"] = max(numbers, default=None)
+            visit["lowest"] = min(numbers, default=None)
         if any(visit["highest"] is not None for visit in visits):
             return [(f"highest {measure}", "highest", True), (f"lowest {measure}", "lowest", False)]
     return []
@@ -298,15 +297,15 @@ def order_visits(visits: list[dict]) -> list[tuple]:
 def choose(visits: list[dict], n: int) -> list[dict]:
     """Returns the visits that are on the page: as many as n completions and MAX_CHARACTERS allow.
 
-    The EXTREMES highest and lowest come first; then prompts that both runs have; then the rest, drawn by
-    `prompt_key`: a prompt comes with all its visits, and two runs get the same prompts.
+    The EXTREMES highest and lowest come first; then the rest, drawn by `prompt_key`: a prompt comes with all
+    its visits, and two runs get the same prompts.
     """
     if n == 0:
         return visits
     measured = [visit for visit in visits if visit["highest"] is not None]
-    wanted = sorted(measured, key=lambda visit: -visit["highest"])[:EXTREMES]
-    wanted += sorted(measured, key=lambda visit: visit["lowest"])[:EXTREMES]
-    wanted += sorted(visits, key=lambda visit: (not all(visit["sides"]), visit["prompt"]))
+    wanted = sorted(measured, key=itemgetter("highest"))[-EXTREMES:]
+    wanted += sorted(measured, key=itemgetter("lowest"))[:EXTREMES]
+    wanted += sorted(visits, key=itemgetter("prompt"))
 
     chosen = set()
     characters = 0
@@ -319,17 +318,6 @@ def choose(visits: list[dict], n: int) -> list[dict]:
             break
         chosen.add(id(visit))
     return [visit for visit in visits if id(visit) in chosen]
-
-
-def number_prompts(visits: list[dict]) -> list[dict]:
-    """Returns the prompts, and leaves their numbers in the visits."""
-    prompts = {}
-    for visit in visits:
-        prompts[visit["prompt"]] = visit.pop("row")
-    numbers = {key: number for number, key in enumerate(prompts)}
-    for visit in visits:
-        visit["prompt"] = numbers[visit["prompt"]]
-    return list(prompts.values())
 
 
 # --- 4. the page
@@ -356,15 +344,12 @@ def describe(run: Path, number: int, visits: list[dict]) -> dict:
     """Returns what the top of the page says about a run; `number`: which of the page's runs it is."""
     lines = []
     for kind in KINDS.values():
-        statuses = Counter()
-        prompts = set()
-        for visit in visits:
-            if visit["kind"] == kind and visit["sides"][number]:
-                statuses.update(shown["status"] for shown in visit["sides"][number])
-                prompts.add(visit["prompt"])
-        if prompts:
+        asked = [visit for visit in visits if visit["kind"] == kind and visit["sides"][number]]
+        statuses = Counter(shown["status"] for visit in asked for shown in visit["sides"][number])
+        if asked:
+            n_prompts = len({visit["prompt"] for visit in asked})
             listed = ", ".join(f"{status} {n}" for status, n in statuses.most_common())
-            lines.append(f"{kind}: {statuses.total()} completions of {len(prompts)} prompts; {listed}")
+            lines.append(f"{kind}: {statuses.total()} completions of {n_prompts} prompts; {listed}")
     if not (run / "summary.json").is_file():
         lines.append("not finished: no summary.json")
     command = ""
@@ -387,6 +372,9 @@ def gather(runs: list[Path], n: int) -> dict:
             )
     orders = order_visits(visits)
     chosen = choose(visits, n)
+    prompts = {}
+    for visit in visits:
+        prompts[visit["prompt"]] = visit.pop("row")
     sampled = ""
     if len(chosen) < len(visits):
         sampled = (
@@ -398,7 +386,7 @@ def gather(runs: list[Path], n: int) -> dict:
         "arguments": join_arguments(runs),
         "curves": join_curves(curves),
         "sampled": sampled,
-        "prompts": number_prompts(chosen),
+        "prompts": {visit["prompt"]: prompts[visit["prompt"]] for visit in chosen},
         "orders": orders,
         "visits": chosen,
     }
@@ -413,16 +401,13 @@ def spell_out(match: re.Match) -> str:
 
 
 def make_visible(value):
-    """Returns a JSON value with hidden characters spelled out in all strings, and null for numbers JSON has
-    not."""
+    """Returns a JSON value with hidden characters spelled out in all strings."""
     if isinstance(value, str):
         return HIDDEN.sub(spell_out, value)
     if isinstance(value, dict):
         return {make_visible(key): make_visible(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [make_visible(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     return value
 
 
@@ -432,24 +417,20 @@ def to_script_json(data: dict) -> str:
     return text.replace("<", "\\u003c")
 
 
-def fill_template(values: dict[str, str]) -> str:
-    """Fills each {{name}} of the template once, so that a {{name}} in a value stays as it is.
+def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
+    """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them.
 
     The hash in the content security policy lets the template's own script run and nothing else.
     """
+    data = gather([Path(run) for run in runs], n)
+    title = " | ".join(run_name(run) for run in runs)
     template = TEMPLATE.read_text("utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)[1]
     digest = hashlib.sha256(script.encode()).digest()
-    values = values | {"script_hash": base64.b64encode(digest).decode()}
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
-
-
-def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
-    """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them."""
-    data = gather([Path(run) for run in runs], n)
-    title = " | ".join(run_name(run) for run in runs)
-    page = fill_template({"title": html.escape(make_visible(title)), "data": to_script_json(data)})
-    Path(out).write_text(page, "utf-8")
+    head, tail = template.split("{{data}}")
+    head = head.replace("{{script_hash}}", base64.b64encode(digest).decode())
+    head = head.replace("{{title}}", html.escape(make_visible(title)))  # last: a name may have braces
+    Path(out).write_text(head + to_script_json(data) + tail, "utf-8")
 
 
 def main(args: Args) -> None:

@@ -8,9 +8,9 @@
     python reproduce.py --tables                                       # renders all tables: results/tables/
 
 A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how
-they are written. Bash runs a line after the settings at the top of its file; this script sets SEED, RESULTS,
-JUDGE_FLAGS, TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME ...` is a
-row of the table `mine`.
+they are written. Bash lists what a file holds, and runs one block of it at a time; this script sets SEED,
+RESULTS, JUDGE_FLAGS, TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME
+...` is a row of the table `mine`.
 
 A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
 `rlmt` or `rlhf` (without thinking), then `-zero`, `-dpo` or `-ppo`, then what an ablation changes. With
@@ -35,8 +35,6 @@ from utils import fail
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
-# evaluate.sh's without names
-SEVEN = "wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux".split()
 QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}
 
 
@@ -74,27 +72,23 @@ class Args:
 
 # --- 1. lines of experiments/*.sh
 
-LINE = re.compile(
-    r"""^(?:[A-Z_]+=(?:"[^"]*"|\S+)\ )*   # variables that hold for this line
-    (?P<kind>row|stage|prepare)\ (?P<name>\S+)
-    (?P<before>(?:\ (?:from|needs|as)\ \S+)*)
-    (?P<command>.*)$""",
-    re.MULTILINE | re.VERBOSE,
-)
-
 
 @dataclass(frozen=True)
 class Block:
     """A training, a preparation, or a row's evaluation: what is run at a time."""
 
+    kind: str
+    """row, stage or prepare. A preparation makes data or a small model for all seeds. It leaves no run folder,
+    so it is never "done": it runs whenever a block that runs needs it."""
     name: str
     """table1/ROW, ..., toy/ROW or rewards/ROW of an evaluation; without a slash for the others."""
-    script: str
-    """The settings at the top of its file, and its line with ONLY=train or evaluate."""
-    needs: tuple[str, ...] = ()
-    is_preparation: bool = False
-    """It makes data or a small model for all seeds. It leaves no run folder, so it is never "done": it runs
-    whenever a block that runs needs it."""
+    folder: str
+    """Folder in --results that its file names for its runs; "" for --results itself."""
+    evaluations: tuple[str, ...]
+    """The evaluations whose folders a row leaves: those of evaluate.sh, or `gold` by a command of its own."""
+    needs: tuple[str, ...]
+    """Names of the blocks that run before it."""
+    file: Path
 
     @property
     def table(self) -> str:
@@ -107,20 +101,9 @@ class Block:
         return self.name.rpartition("/")[2]
 
     @property
-    def folder(self) -> str:
-        """Returns the folder in results/ that its file names for its runs; "" for results/ itself."""
-        return "".join(re.findall(r"RESULTS:=results/([\w.-]+)", self.script))
-
-    @property
-    def evaluations(self) -> list[str]:
-        """Lists the evaluations whose folders its line leaves: those of evaluate.sh, or `gold` by a command
-        of its own."""
-        if "EVALUATE" in self.script:
-            return ["gold"]
-        named = re.findall(r'^BENCHMARKS="(.*)"', self.script, re.MULTILINE)
-        if named:
-            return named[0].split()
-        return SEVEN
+    def command(self) -> list[str]:
+        """Returns the words that run it, or print its commands with SHOW=1."""
+        return ["env", f"BLOCK={self.name}", "bash", str(self.file)]
 
 
 def read_blocks() -> dict[str, Block]:
@@ -128,29 +111,16 @@ def read_blocks() -> dict[str, Block]:
 
     Exits with 2 if a name is written twice, or if a line needs what no file has.
     """
-    found = []
-    for path in sorted(EXPERIMENTS.glob("*.sh")):
-        text = path.read_text()
-        lines = list(LINE.finditer(text))
-        for line in lines:
-            settings = text[: lines[0].start()]
-            name = line["name"]
-            run = name.rpartition("/")[2]
-            needs = tuple(line["before"].split()[1::2])
-            if line["kind"] == "prepare":
-                found.append(Block(name, settings + line[0], needs, is_preparation=True))
-                continue
-            if line["command"]:
-                found.append(Block(run, f"{settings}ONLY=train {line[0]}", needs))
-                needs = (run,)
-            if line["kind"] == "row":
-                found.append(Block(name, f"{settings}ONLY=evaluate {line[0]}", needs))
-
     blocks = {}
-    for block in found:
-        if block.name in blocks:
-            fail(f"experiments/*.sh: {block.name} is there twice; give one of them another name")
-        blocks[block.name] = block
+    for path in sorted(EXPERIMENTS.glob("*.sh")):
+        if ". experiments/rows.sh" not in path.read_text():
+            continue
+        listing = ["env", "-u", "RESULTS", "LIST=1", "bash", str(path)]
+        for line in subprocess.check_output(listing, cwd=HERE, text=True).splitlines():
+            kind, name, folder, evaluations, needs = line.split("|")
+            if name in blocks:
+                fail(f"experiments/*.sh: {name} is there twice; give one of them another name")
+            blocks[name] = Block(kind, name, folder, tuple(evaluations.split()), tuple(needs.split()), path)
     for name, block in blocks.items():
         if block.table and block.row in blocks and block.row not in block.needs:
             # another line trains the model that it evaluates
@@ -204,8 +174,8 @@ def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None
         jobs += jobs_of(blocks[name], seed, blocks, root)
     if root and status(root, block, seed) == "done":
         # the data that it read are read again
-        return [job for job in jobs if job[0].is_preparation]
-    if block.is_preparation:
+        return [job for job in jobs if job[0].kind == "prepare"]
+    if block.kind == "prepare":
         seed = 0  # one for all seeds
     return [*jobs, (block, seed)]
 
@@ -234,10 +204,10 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     return variables
 
 
-def commands_of(script: str, variables: dict[str, str]) -> list[list[str]]:
-    """Lists the commands of a block's script, or of a call of evaluate.sh, as bash expands them."""
+def commands_of(command: list[str], variables: dict[str, str]) -> list[list[str]]:
+    """Lists the commands that a block, or a call of evaluate.sh, would run."""
     environment = os.environ | variables | {"SHOW": "1"}
-    shown = subprocess.check_output(["bash", "-c", script], cwd=HERE, env=environment, text=True)
+    shown = subprocess.check_output(command, cwd=HERE, env=environment, text=True)
     return [shlex.split(line) for line in shown.splitlines()]
 
 
@@ -268,10 +238,10 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
     judges = {}
     for block, seed in jobs:
         variables = variables_of(args, root, seed)
-        for words in commands_of(block.script, variables):
+        for words in commands_of(block.command, variables):
             inputs |= inputs_of(words)
             if "experiments/evaluate.sh" in words:
-                for evaluation in commands_of(shlex.join(words), variables):
+                for evaluation in commands_of(words, variables):
                     inputs |= inputs_of(evaluation)
                     for judge in re.findall(r"--judge (\S+)", " ".join(evaluation)):
                         judges[judge] = replace(judging, judge=judge)
@@ -287,33 +257,25 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
 # --- 4. running
 
 
-def start(block: Block, variables: dict[str, str], log: Path) -> subprocess.Popen:
-    """Starts a block in a process group of its own, so that bash and what it runs are stopped together.
-
-    The trap makes bash wait for its command on SIGTERM, as a training run first writes a checkpoint.
-    """
-    # `python` is the one that runs this
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | variables | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-    command = ["bash", "-c", "trap 'exit 143' TERM\n" + block.script]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "w") as file:
-        return subprocess.Popen(
-            command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
-        )
-
-
 def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
     """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
     A failure exits with 1; the same command goes on later.
     """
     signal.signal(signal.SIGTERM, stop)
+    # `python` is the one that runs this
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    (root / "logs").mkdir(parents=True, exist_ok=True)
     for n, (block, seed) in enumerate(jobs, 1):
         name = f"{block.name} s{seed}"
         log = root / "logs" / f"{block.name.replace('/', '-')}-s{seed}.log"
         print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
-        process = start(block, variables_of(args, root, seed), log)
+        environment = os.environ | variables_of(args, root, seed) | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+        with open(log, "w") as file:
+            # in a process group of its own, so that bash and what it runs are stopped together
+            process = subprocess.Popen(
+                block.command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
+            )
         try:
             code = process.wait()
         finally:  # also on SIGTERM and Ctrl-C
@@ -371,7 +333,7 @@ def show(name: str, blocks: dict[str, Block], args: Args) -> None:
     variables = variables_of(args, args.results / blocks[name].folder, seed)
     print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])
     for block, _ in dict.fromkeys(jobs_of(blocks[name], seed, blocks, root=None)):
-        commands = commands_of(block.script, variables)
+        commands = commands_of(block.command, variables)
         if commands:
             print(f"\n# {block.name}")
         for words in commands:

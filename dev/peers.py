@@ -17,7 +17,6 @@ import asyncio
 import functools
 import math
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing import Process
@@ -25,7 +24,7 @@ from pathlib import Path
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.endpoint import Endpoint
-from rlmt.data import append_jsonl, read_prompts, read_rows, write_jsonl
+from rlmt.data import append_jsonl, load_prompts, read_rows, write_jsonl
 from rlmt.model import whole_weights
 from rlmt.run import rows_of_step, seed_step
 import torch
@@ -56,7 +55,6 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m.role + '|> ' + m.content + ' <|end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
-N_PROMPTS = 64
 MODELS = {"policy": LlamaForCausalLM, "reward": LlamaForSequenceClassification}
 
 
@@ -75,13 +73,13 @@ class Args(Work):
 
 
 def make(args: Args) -> None:
-    """Writes policy/, reward/, prompts.jsonl and rows.jsonl of a size."""
+    """Writes policy/, reward/ and rows.jsonl of a size."""
     torch.manual_seed(args.seed)
     size = SIZES[args.size]
     args.folder.mkdir(exist_ok=True)
     if not size.policy:
         copy_model(args.folder, args.model)
-        copy_prompts(args, size.max_prompt_tokens)
+        copy_prompts(args, size)
         return
     for name, shape in (("policy", size.policy), ("reward", size.reward)):
         config = LlamaConfig(
@@ -130,7 +128,7 @@ def end_at_random(model: LlamaForCausalLM, median: int) -> None:
 
 
 def make_rows(folder: Path, size: Size) -> None:
-    """Writes prompts.jsonl, and rows.jsonl with the fields of a trace, of a pair, and of a text to score."""
+    """Writes rows.jsonl, each row with the fields of a prompt, a trace, a pair, and a text to score."""
 
     def say(n_words: int) -> str:
         ids = torch.randint(len(SPECIAL_TOKENS), size.policy["vocab_size"], (n_words,))
@@ -140,16 +138,13 @@ def make_rows(folder: Path, size: Size) -> None:
         length = size.median_tokens * torch.randn(1).exp()  # lognormal, sigma 1
         return say(int(length.clamp(2, longest)))
 
-    prompts = []
     rows = []
-    for i in range(max(N_PROMPTS, size.rows)):
-        prompts.append({"id": str(i), "messages": [{"role": "user", "content": say(24 + i % 17)}]})
-    for prompt in prompts[: size.rows]:
-        row = {"thinking": "", "teacher": "none", "text": answer(2 * size.max_tokens)}
+    for i in range(size.rows):
+        rows.append({"id": str(i), "messages": [{"role": "user", "content": say(24 + i % 17)}]})
+    for row in rows:
+        row |= {"thinking": "", "text": answer(2 * size.max_tokens)}
         for field in ("response", "chosen", "rejected"):
             row[field] = answer(size.max_tokens - 2)
-        rows.append(prompt | row)
-    write_jsonl(folder / "prompts.jsonl", prompts)
     write_jsonl(folder / "rows.jsonl", rows)
 
 
@@ -163,15 +158,12 @@ def copy_model(folder: Path, model: Path) -> None:
     load_tokenizer(folder / "policy").save_pretrained(folder / "reward")
 
 
-def copy_prompts(args: Args, max_tokens: int) -> None:
-    """Writes the first prompts that are short enough to prompts.jsonl."""
+def copy_prompts(args: Args, size: Size) -> None:
+    """Writes the first prompts that are short enough to rows.jsonl."""
     tokenizer = load_tokenizer(args.folder / "policy")
-    chosen = []
-    for row in read_prompts(args.prompts):
-        ids = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, return_dict=False)
-        if len(ids) <= max_tokens:
-            chosen.append({"id": row["id"], "messages": row["messages"]})
-    write_jsonl(args.folder / "prompts.jsonl", chosen[:N_PROMPTS])
+    prompts, _ = load_prompts(args.prompts, tokenizer, size.max_prompt_tokens)
+    rows = [{"id": row["id"], "messages": row["messages"]} for row in prompts]
+    write_jsonl(args.folder / "rows.jsonl", rows[: size.rows])
 
 
 def load_tokenizer(folder: Path):
@@ -241,7 +233,7 @@ def start(args: Args, trainer_class, config, rows: list[dict], **reward_model):
 def grpo(args: Args) -> None:
     """Trains with trl.GRPOTrainer and the same vLLM, the reward model given to TRL as a model."""
     size = SIZES[args.size]
-    prompts = read_rows(args.folder / "prompts.jsonl", "messages")
+    prompts = read_rows(args.folder / "rows.jsonl", "messages")
     in_order = []
     for step in range(1, args.steps + 2):
         for row in rows_of_step(prompts, step, size.prompts, args.seed):
@@ -289,9 +281,23 @@ def said(text: str) -> list[dict]:
     return [{"role": "assistant", "content": text}]
 
 
-def tuned(args: Args, trainer_class, config_class, batch: int, fields: dict[str, str], **options) -> None:
-    """Trains on padded batches; an epoch is one optimizer step. `fields`: of TRL's rows, and the one that is
-    in it."""
+def tune(args: Args) -> None:
+    """Trains with trl.SFTTrainer, or with trl.DPOTrainer, which runs the reference at every step.
+
+    Batches are padded; an epoch is one optimizer step.
+    """
+    if args.case == "sft":
+        trainer_class = SFTTrainer
+        config_class = SFTConfig
+        fields = {"completion": "response"}  # of TRL's rows, and of ours
+        batch = 8  # TRL's default
+        options = {"num_train_epochs": args.steps + 1, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
+    else:
+        trainer_class = DPOTrainer
+        config_class = DPOConfig
+        fields = {"chosen": "chosen", "rejected": "rejected"}
+        batch = SIZES[args.size].peer_micro_batch
+        options = {"num_train_epochs": DPO_EPOCHS, "learning_rate": 3e-7, "warmup_steps": 0.05}
     rows = []
     for row in read_rows(args.folder / "rows.jsonl", "messages"):
         answers = {name: said(row[field]) for name, field in fields.items()}
@@ -307,48 +313,27 @@ def tuned(args: Args, trainer_class, config_class, batch: int, fields: dict[str,
     start(args, trainer_class, config, rows).train()
 
 
-def sft(args: Args) -> None:
-    """Trains with trl.SFTTrainer, in batches of its default size."""
-    fields = {"completion": "response"}
-    options = {"num_train_epochs": args.steps + 1, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
-    tuned(args, SFTTrainer, SFTConfig, 8, fields, completion_only_loss=True, **options)
-
-
-def dpo(args: Args) -> None:
-    """Trains with trl.DPOTrainer, which runs the reference at every step."""
-    batch = SIZES[args.size].peer_micro_batch
-    options = {"num_train_epochs": DPO_EPOCHS, "learning_rate": 3e-7, "warmup_steps": 0.05}
-    tuned(args, DPOTrainer, DPOConfig, batch, {"chosen": "chosen", "rejected": "rejected"}, **options)
-
-
 @torch.no_grad()
 def reward(args: Args) -> None:
-    """Scores texts as GRPOTrainer does: all of a step in one forward, padded to the longest."""
-    model = load_reward_model(args, device_map=DEVICE)
-    tokenizer = load_tokenizer(args.folder / "reward")
-
-    def score(messages: list[list[dict]], texts: list[str]) -> list[float]:
-        conversations = []
-        for prompt, text in zip(messages, texts):
-            conversations.append(tokenizer.apply_chat_template(prompt + said(text), tokenize=False))
-        batch = tokenizer(conversations, return_tensors="pt", padding=True, add_special_tokens=False)
-        return model(**batch.to(DEVICE)).logits[:, 0].tolist()
-
-    time_scores(args, score)
-
-
-def our_reward(args: Args) -> None:
-    """Scores the same texts by the reward model of our training scripts."""
-    model = RewardModel(str(args.folder / "reward"), device=DEVICE, dtype=args.dtype)
-    time_scores(args, model.score)
-
-
-def time_scores(args: Args, score) -> None:
-    """Calls score(messages, texts) once for each step, and logs its time and two of the scores."""
+    """Scores the same texts in each step, as our training scripts do, or as GRPOTrainer does: all in one
+    forward, padded to the longest. Logs two of the scores."""
     rows = read_rows(args.folder / "rows.jsonl", "text")
     messages = [row["messages"] for row in rows]
     texts = [row["text"] for row in rows]
     n_tokens = sum(len(text.split()) for text in texts)  # a word is a token
+    if args.case == "our_reward":
+        score = RewardModel(str(args.folder / "reward"), device=DEVICE, dtype=args.dtype).score
+    else:
+        model = load_reward_model(args, device_map=DEVICE)
+        tokenizer = load_tokenizer(args.folder / "reward")
+
+        def score(messages: list[list[dict]], texts: list[str]) -> list[float]:
+            conversations = []
+            for prompt, text in zip(messages, texts):
+                conversations.append(tokenizer.apply_chat_template(prompt + said(text), tokenize=False))
+            batch = tokenizer(conversations, return_tensors="pt", padding=True, add_special_tokens=False)
+            return model(**batch.to(DEVICE)).logits[:, 0].tolist()
+
     started = time.monotonic()
     for step in range(1, args.steps + 2):
         scores = score(messages, texts)
@@ -395,8 +380,7 @@ def our_judge(args: Args) -> None:
         started = time.monotonic()
         replies = client.ask(requests, int)
         seconds = time.monotonic() - started
-        if [reply.value for reply in replies] != [7] * CALLS:
-            sys.exit("judge: a reply was lost")
+        assert [reply.value for reply in replies] == [7] * CALLS
         line["seconds"] += seconds
         line[f"{n} in flight"] = CALLS / seconds * LATENCY / n
     append_jsonl(args.out / "metrics.jsonl", [line])
@@ -406,10 +390,10 @@ CASES = {
     "make": make,
     "grpo": grpo,
     "lean": grpo,
-    "sft": sft,
-    "dpo": dpo,
+    "sft": tune,
+    "dpo": tune,
     "reward": reward,
-    "our_reward": our_reward,
+    "our_reward": reward,
     "our_judge": our_judge,
 }
 

@@ -5,7 +5,7 @@
 #   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of the warm starts
 #   BENCHMARKS= bash experiments/1gpu.sh                            # without evaluations
 #
-# An interrupted run goes on with the same command. README.md, "A run on one GPU", has the commands that make its inputs.
+# An interrupted run goes on with the same command. README.md has the commands that make its inputs.
 # Nothing of it has run on a GPU yet: docs/gpu.md.
 #
 set -euo pipefail
@@ -47,7 +47,7 @@ case $CARD/$MODEL in # how the warm start fits the card
 esac
 for input in "$TRACES" "$PROMPTS"; do
   if [[ $input == data/* && ! -e ${input%%:*} ]]; then # other names may be on the hub
-    echo "error: $input: missing; README.md, \"A run on one GPU\", has the command that makes it" >&2
+    echo "error: $input: missing; README.md has the command that makes it" >&2
     exit 2
   fi
 done

@@ -4,7 +4,7 @@
 # reward on thinking and response instead of the response; and an evaluation by the gold checklist, which neither policy
 # nor reward model ever sees. An interrupted demo goes on where it was.
 #
-# Writes into $RESULTS: table.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
+# Writes into $RESULTS: table.md, differences.md, table.csv, curves.csv and curves.png; runs/ has the run folders, and
 # runs/logs/ what each command printed.
 set -euo pipefail
 # Settings. To copy single commands, paste the lines from here to the first block into your shell before.
@@ -18,12 +18,12 @@ EVALUATE="eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/
 
 # Runs the lines that it reads, NAME SCRIPT FLAGS, $LANES at a time; each goes to $RUNS/NAME
 run_lines() {
-  tr '\n' '\0' | xargs -0 -n 1 -P "$LANES" bash -c 'run_line "$0"'
+  tr '\n' '\0' | xargs -0 -n 1 -P "$LANES" bash -c 'run_line $0'
 }
 run_line() {
-  local name=${1%% *}
-  if bash -c "python ${1#* } --out \"$RUNS/$name\" --resume" > "$LOGS/$name.log" 2>&1; then
-    echo "[$(($(date +%s) - BEGAN)) s] $name is done"
+  local name=$1
+  if eval "python ${*:2} --out \"$RUNS/$name\" --resume" > "$LOGS/$name.log" 2>&1; then
+    echo "$(date +%T) $name is done"
   else
     tail -n 30 "$LOGS/$name.log" >&2
     echo "$name failed; its log is $LOGS/$name.log. The same command goes on from here." >&2
@@ -32,9 +32,7 @@ run_line() {
 }
 export -f run_line
 mkdir -p "$LOGS"
-BEGAN=$(date +%s)
-export BEGAN
-echo "$LANES commands at a time; what they print goes to $LOGS/"
+echo "$(date +%T) $LANES commands at a time; what they print goes to $LOGS/"
 
 python -m data.toy.world
 
@@ -62,5 +60,5 @@ for name in sft-think sft-plain grpo-think grpo-plain grpo-think-whole ppo-think
 done | run_lines
 
 # --- 4. table and curves
-python -m experiments.compare demo --results "$RESULTS"
-echo "$((($(date +%s) - BEGAN + 30) / 60)) minutes; table, csv and picture are in $RESULTS/"
+python -m experiments.compare "$RESULTS"
+echo "$(date +%T) table, csv and picture are in $RESULTS/"

@@ -7,7 +7,7 @@
 # Where vLLM samples, one server loads the folder MODEL for all benchmarks and ends with this script. A hub name, or the model
 # of a run with a local judge, is loaded by each of them.
 #
-# A benchmark that is finished is skipped, also with other flags or TEMPLATES; an interrupted one goes on. data/README.md says
+# A benchmark that is finished is skipped, also with other flags, TEMPLATES or weights; an interrupted one goes on. data/README.md says
 # how the files in data/ are made.
 # The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
 set -euo pipefail
@@ -40,9 +40,7 @@ fi
 
 for benchmark in "$@"; do
   out=$RESULTS/$name--$benchmark
-  # with newer weights it is not skipped, and the script says that they have changed
-  newer=$(find -L "$model" -name '*.safetensors' -newer "$out/summary.json" 2> /dev/null || true)
-  if [ -e "$out/summary.json" ] && [ -z "$newer" ]; then
+  if [ -e "$out/summary.json" ]; then
     echo "$out is complete; delete it to evaluate anew" >&2
     continue
   fi

@@ -8,13 +8,7 @@ SUMS="--preset toy --prompts data/toy/sums_prompts.jsonl --steps 20 --gold data/
 CODE="--preset toy --prompts data/toy/code_prompts.jsonl --steps 15 --gold data/toy/programs.py:gold --rewards code:1"
 RUBRICS="--preset toy --prompts data/toy/rubric_prompts.jsonl --steps 14 --judge toy-judge"
 USERS="--preset toy --steps 25"
-EVALUATE_TASKS="python eval_wildbench.py --limit 256 --temperatures 1.0 0.0"
-EVALUATE_SUMS="$EVALUATE_TASKS --tasks data/toy/sums_tasks.jsonl --judge data/toy/sums.py:judge"
-EVALUATE_CODE="$EVALUATE_TASKS --tasks data/toy/code_tasks.jsonl --judge data/toy/programs.py:judge"
-EVALUATE_RUBRICS="$EVALUATE_TASKS --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge"
-EVALUATE_USERS="python eval_sentient.py --profiles data/toy/users_test.jsonl --protocol rlver --simulator data/toy/users.py:user \
-  --held-out-simulator data/toy/users.py:held_out_user --start 40 --turns 3 --low 10 --temperature 1 \
-  --judge data/toy/users.py:strategies"
+TASKS="python eval_wildbench.py --limit 256 --temperatures 1.0 0.0"
 . experiments/rows.sh
 
 prepare toy-sums needs toy-data python -m data.toy.sums
@@ -23,47 +17,54 @@ prepare toy-users needs toy-data python -m data.toy.users
 prepare toy-judge needs toy-data python -m data.toy.judge
 
 # --- Sums, where a verifier knows what is right
-EVALUATE=$EVALUATE_SUMS row rewards/toy-sft-think-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2
-EVALUATE=$EVALUATE_SUMS row rewards/toy-sft-plain-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --think-format plain
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think from toy-sft-think-sums grpo $SUMS --rewards math:1
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-plain from toy-sft-plain-sums grpo $SUMS --rewards math:1 --think-format plain
+EVALUATE="$TASKS --tasks data/toy/sums_tasks.jsonl --judge data/toy/sums.py:judge"
+row rewards/toy-sft-think-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2
+row rewards/toy-sft-plain-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --think-format plain
+row rewards/toy-rlvr-think from toy-sft-think-sums grpo $SUMS --rewards math:1
+row rewards/toy-rlvr-plain from toy-sft-plain-sums grpo $SUMS --rewards math:1 --think-format plain
 
 # --- Shaped
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-format from toy-sft-think-sums grpo $SUMS --rewards math:1 format:0.2 --on-bad-format score
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-shaped from toy-sft-think-sums grpo $SUMS --rewards math:1 length:0.2 repetition:0.1 overlong:1 format:gate --on-bad-format score
+row rewards/toy-rlvr-think-format from toy-sft-think-sums grpo $SUMS --rewards math:1 format:0.2 --on-bad-format score
+row rewards/toy-rlvr-think-shaped from toy-sft-think-sums grpo $SUMS --rewards math:1 length:0.2 repetition:0.1 overlong:1 format:gate --on-bad-format score
 
 # --- Without a verifier
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-majority from toy-sft-think-sums grpo $SUMS --rewards majority:1
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-certainty from toy-sft-think-sums grpo $SUMS --rewards self_certainty:1
+row rewards/toy-rlvr-think-majority from toy-sft-think-sums grpo $SUMS --rewards majority:1
+row rewards/toy-rlvr-think-certainty from toy-sft-think-sums grpo $SUMS --rewards self_certainty:1
 
 # --- Rewards on steps and tokens
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-process from toy-sft-think-sums grpo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-prime from toy-sft-think-sums grpo $SUMS --rewards math:1 prime:1 --reward-args prime.learning_rate=1e-4 --scale-rewards none
+row rewards/toy-rlvr-think-process from toy-sft-think-sums grpo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
+row rewards/toy-rlvr-think-prime from toy-sft-think-sums grpo $SUMS --rewards math:1 prime:1 --reward-args prime.learning_rate=1e-4 --scale-rewards none
 
 # --- PPO
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-ppo from toy-sft-think-sums ppo $SUMS --rewards math:1
-EVALUATE=$EVALUATE_SUMS row rewards/toy-rlvr-think-ppo-process from toy-sft-think-sums ppo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
+row rewards/toy-rlvr-think-ppo from toy-sft-think-sums ppo $SUMS --rewards math:1
+row rewards/toy-rlvr-think-ppo-process from toy-sft-think-sums ppo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
 
 # --- Programs, which tests run
+EVALUATE="$TASKS --tasks data/toy/code_tasks.jsonl --judge data/toy/programs.py:judge"
 prepare toy-code-base makes "$RESULTS/code-base/model.safetensors" python -m data.toy.programs --base-out "$RESULTS/code-base"
-EVALUATE=$EVALUATE_CODE row rewards/toy-sft-think-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --model "$RESULTS/code-base"
-EVALUATE=$EVALUATE_CODE row rewards/toy-sft-plain-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --think-format plain --model "$RESULTS/code-base"
-EVALUATE=$EVALUATE_CODE row rewards/toy-rlvr-think-code from toy-sft-think-code grpo $CODE
-EVALUATE=$EVALUATE_CODE row rewards/toy-rlvr-plain-code from toy-sft-plain-code grpo $CODE --think-format plain
+row rewards/toy-sft-think-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --model "$RESULTS/code-base"
+row rewards/toy-sft-plain-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --think-format plain --model "$RESULTS/code-base"
+row rewards/toy-rlvr-think-code from toy-sft-think-code grpo $CODE
+row rewards/toy-rlvr-plain-code from toy-sft-plain-code grpo $CODE --think-format plain
 
 # --- Rubrics and a judge
+EVALUATE="$TASKS --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge"
 row rewards/toy-sft-think as toy/toy-sft-think
 row rewards/toy-rlmt as toy/toy-rlmt
-LAUNCH="python -m data.toy.judge -- python" EVALUATE=$EVALUATE_RUBRICS row rewards/toy-rubric-think from toy-sft-think needs toy-judge grpo $RUBRICS --rewards rubric:1
-LAUNCH="python -m data.toy.judge -- python" EVALUATE=$EVALUATE_RUBRICS row rewards/toy-rubric-think-judge from toy-sft-think needs toy-judge grpo $RUBRICS --rewards judge_mark:1
+LAUNCH="python -m data.toy.judge -- python" row rewards/toy-rubric-think from toy-sft-think needs toy-judge grpo $RUBRICS --rewards rubric:1
+LAUNCH="python -m data.toy.judge -- python" row rewards/toy-rubric-think-judge from toy-sft-think needs toy-judge grpo $RUBRICS --rewards judge_mark:1
 
 # --- Users with moods
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-sft-think-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-sft-plain-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2 --think-format plain
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-think from toy-sft-think-users rlver $USERS
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-plain from toy-sft-plain-users rlver $USERS --think-format plain
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-think-ppo from toy-sft-think-users rlver $USERS --algorithm ppo --prompts-per-step 128
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-think-turns from toy-sft-think-users rlver $USERS --turn-weight 1
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-think-ppo-turns from toy-sft-think-users rlver $USERS --algorithm ppo --prompts-per-step 128 --turn-weight 1
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-think-challenging from toy-sft-think-users rlver $USERS --user challenging
-MAX_TOKENS=48 EVALUATE=$EVALUATE_USERS row rewards/toy-rlver-plain-challenging from toy-sft-plain-users rlver $USERS --user challenging --think-format plain
+EVALUATE="python eval_sentient.py --profiles data/toy/users_test.jsonl --protocol rlver --simulator data/toy/users.py:user \
+  --held-out-simulator data/toy/users.py:held_out_user --start 40 --turns 3 --low 10 --temperature 1 \
+  --judge data/toy/users.py:strategies"
+MAX_TOKENS=48
+row rewards/toy-sft-think-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2
+row rewards/toy-sft-plain-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2 --think-format plain
+row rewards/toy-rlver-think from toy-sft-think-users rlver $USERS
+row rewards/toy-rlver-plain from toy-sft-plain-users rlver $USERS --think-format plain
+row rewards/toy-rlver-think-ppo from toy-sft-think-users rlver $USERS --algorithm ppo --prompts-per-step 128
+row rewards/toy-rlver-think-turns from toy-sft-think-users rlver $USERS --turn-weight 1
+row rewards/toy-rlver-think-ppo-turns from toy-sft-think-users rlver $USERS --algorithm ppo --prompts-per-step 128 --turn-weight 1
+row rewards/toy-rlver-think-challenging from toy-sft-think-users rlver $USERS --user challenging
+row rewards/toy-rlver-plain-challenging from toy-sft-plain-users rlver $USERS --user challenging --think-format plain

@@ -8,17 +8,25 @@
 # A run goes to $RESULTS/NAME-s$SEED. `from NAME` starts it from that run's model, and `needs NAME` wants another line first.
 # A row without SCRIPT evaluates the model that the line of its name trains elsewhere, or $MODEL: a folder or hub name.
 # Variables before a line hold for it alone: MAX_TOKENS and THINK_FORMAT of its evaluation, MODEL, MODEL_FLAGS, EVALUATE, LAUNCH.
-# An interrupted line goes on with the same command. ONLY=train or evaluate does one half; SHOW=1 prints the commands instead.
+# Without MAX_TOKENS an answer has the authors' limit: 8192 with thinking and for all Zero models, 4096 for other rlhf and sft-plain.
+#
+# An interrupted line goes on with the same command. BLOCK=NAME runs one stage, preparation or training of a row alone, and
+# BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
+# for each block, whose FOLDER is that of its runs in results/.
 : "${SEED:=0}" "${RESULTS:=results}"
-: "${JUDGE_FLAGS:=}" # how evaluate.sh asks the judges: --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
-: "${AS_RELEASED:=}" # -as-released: presets with the values of the paper's released code, where they differ from the paper's
-: "${GOLD_FLAGS:=}"  # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
-: "${TEMPLATES:=}"   # folder with the judges' instructions; evaluate.sh says how it is laid out
-: "${BENCHMARKS:=}"  # of a row; empty: the seven of table 1
-: "${EVALUATE:=}"    # a command in place of evaluate.sh
-MODEL=               # of a row that trains nothing, a folder or hub name
+# -as-released: presets with the values of the paper's released code, where they differ from the paper's
+: "${AS_RELEASED:=}"
+# --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
+: "${GOLD_FLAGS:=}"
+# evaluate.sh says what these two hold
+: "${JUDGE_FLAGS:=}" "${TEMPLATES:=}"
+# of a row: what evaluate.sh measures, and a command in place of evaluate.sh
+: "${BENCHMARKS:=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" "${EVALUATE:=}"
+# of a row that trains nothing: a folder or hub name
+MODEL=
 export SEED RESULTS JUDGE_FLAGS TEMPLATES
+trap 'exit 143' TERM # after the command that runs: a training run first writes a checkpoint
 
 run() {
   if [ -n "${SHOW:-}" ]; then
@@ -28,50 +36,65 @@ run() {
   fi
 }
 
-row() {
-  local name=${1##*/} script start=() gold=""
-  shift
-  if [[ "${1:-}" == as ]]; then
-    return
-  fi
-  while [[ "${1:-}" == from || "${1:-}" == needs ]]; do
+# read_line WORDS: sets needs, start, and words, the command
+read_line() {
+  needs=() start=()
+  while [[ "${1:-}" =~ ^(from|needs|as)$ ]]; do
+    needs+=("$2")
     if [ "$1" = from ]; then
       start=(--model "$RESULTS/$2-s$SEED/model")
     fi
     shift 2
   done
-  local out=$RESULTS/$name-s$SEED
-  if [ $# -gt 0 ] && [ "${ONLY:-train}" = train ]; then
-    script=train_$1.py
-    case $1 in
-      sft) script=train_sft_warmstart.py ;;
-      grpo | ppo | dpo) gold=$GOLD_FLAGS ;;
-    esac
-    run $LAUNCH "$script" "${@:2}" "${start[@]}" $gold --seed "$SEED" --out "$out" --resume
+  words=("$@")
+}
+
+# wanted KIND BLOCK EVALUATIONS: whether it is to be run; in a listing, prints it
+wanted() {
+  local folder=${RESULTS#results}
+  if [ -n "${LIST:-}" ]; then
+    echo "$1|$2|${folder#/}|$3|${needs[*]}"
   fi
-  if [ "${ONLY:-evaluate}" = evaluate ]; then
-    evaluate "${MODEL:-$out/model}" "$name-s$SEED"
+  [ -z "${LIST:-}" ] && [ "${BLOCK:-$2}" = "$2" ]
+}
+
+row() {
+  local name=${1##*/} evaluations=${EVALUATE:+gold}
+  read_line "${@:2}"
+  if [ ${#words[@]} -gt 0 ]; then
+    stage "$name" "${@:2}"
+    needs=("$name")
+  fi
+  if wanted row "$1" "${evaluations:-$BENCHMARKS}" && [[ "${2:-}" != as ]]; then
+    evaluate "${MODEL:-$RESULTS/$name-s$SEED/model}" "$name-s$SEED"
   fi
 }
 
 stage() {
-  if [ "${ONLY:-train}" = train ]; then
-    ONLY=train row "$@"
+  local script gold=""
+  read_line "${@:2}"
+  if wanted stage "$1" ""; then
+    script=train_${words[0]}.py
+    case ${words[0]} in
+      sft) script=train_sft_warmstart.py ;;
+      grpo | ppo | dpo) gold=$GOLD_FLAGS ;;
+    esac
+    run $LAUNCH "$script" "${words[@]:1}" "${start[@]}" $gold --seed "$SEED" --out "$RESULTS/$1-s$SEED" --resume
   fi
 }
 
 prepare() {
-  shift
-  while [ "$1" = needs ]; do
-    shift 2
-  done
-  if [ "$1" = makes ]; then
-    if [ -e "$2" ]; then
-      return
+  read_line "${@:2}"
+  if wanted prepare "$1" ""; then
+    set -- "${words[@]}"
+    if [ "$1" = makes ]; then
+      if [ -e "$2" ]; then
+        return
+      fi
+      shift 2
     fi
-    shift 2
+    run "$@"
   fi
-  run "$@"
 }
 
 evaluate() { # MODEL NAME
@@ -80,15 +103,20 @@ evaluate() { # MODEL NAME
       --seed "$SEED" --out "$RESULTS/$2--gold" --resume
     return
   fi
+  local limit=8192 # tokens
+  case $2 in
+    *-zero*) ;; # also without thinking
+    *-rlhf* | *-sft-plain*) limit=4096 ;;
+  esac
   if [[ "$2" == *-as-released-s* ]]; then
     set -- "checkpoints/${2%-as-released-s*}" "$2"
-    case $1 in # the authors' limits: 8192 with thinking and for all Zero models, 4096 for others
+    case $1 in
       *-rlhf-zero*) THINK_FORMAT=zero_plain ;;
       *-rlmt-zero*) THINK_FORMAT=zero_think ;;
-      *-rlhf* | *-sft-plain) THINK_FORMAT=plain MAX_TOKENS=4096 ;;
+      *-rlhf* | *-sft-plain) THINK_FORMAT=plain ;;
       *) THINK_FORMAT=think ;;
     esac
   fi
-  run env MAX_TOKENS="${MAX_TOKENS:-8192}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
+  run env MAX_TOKENS="${MAX_TOKENS:-$limit}" THINK_FORMAT="${THINK_FORMAT:-auto}" MODEL_FLAGS="${MODEL_FLAGS:-}" \
     bash experiments/evaluate.sh "$1" "$2" $BENCHMARKS
 }

@@ -8,6 +8,7 @@
 # docs/small.md has the times that were measured, of some stages on two CPU cores; none were measured on a GPU.
 # Stages data and evaluate need NLTK's data: python -m nltk.downloader punkt_tab stopwords averaged_perceptron_tagger_eng
 set -euo pipefail
+shopt -s nullglob # what is not trained does not answer
 # Settings. To copy single commands, paste the lines from here to the first stage into your shell before.
 : "${STAGES:=data reward sft grpo dpo rlvr evaluate samples table}"
 : "${RESULTS:=results/small}" "${DATA:=data/small}" "${MODEL:=data/smollm2}"
@@ -95,64 +96,49 @@ fi
 
 # --- 6. evaluation: gold reward of one answer to each of 200 prompts, and IFEval
 
-# model_of NAME: the model of a run, or the one that all start from
-model_of() {
-  if [ "$1" = instruct ]; then
-    echo "$MODEL"
+# name_of MODEL: the name of the run that made it, or `instruct` for the model that all start from
+name_of() {
+  if [ "$1" = "$MODEL" ]; then
+    echo instruct
   else
-    echo "$RUNS/$1/model"
+    basename "${1%/model}"
   fi
 }
 
-# is_trained NAME: whether the run has its model; says so if not
-is_trained() {
-  [ "$1" = instruct ] || [ -e "$RUNS/$1/model" ] || { echo "$1 is not trained yet, so it does not answer"; false; }
-}
-
-# answer NAME PROMPTS OUT: one answer of a run's model to each prompt, with its gold and its proxy reward
+# answer MODEL PROMPTS OUT: one answer to each prompt, with its gold and its proxy reward
 answer() {
-  python eval_wildbench.py --model "$(model_of "$1")" --tasks "$2" --judge experiments/small_judge.py:judge \
+  python eval_wildbench.py --model "$1" --tasks "$2" --judge experiments/small_judge.py:judge \
     --reward-model "$RUNS/reward-proxy/model" --reward-on response --max-tokens 256 --max-invalid 1 \
     --rollout vllm --dtype "$DTYPE" --out "$3" --resume
 }
 
-# ifeval NAME TEMPERATURE OUT
+# ifeval MODEL TEMPERATURE OUT
 ifeval() {
-  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$(model_of "$1")" --max-tokens 256 --temperature "$2" \
+  python eval_benchmarks.py ifeval --data "$IFEVAL" --model "$1" --max-tokens 256 --temperature "$2" \
     --rollout vllm --dtype "$DTYPE" --out "$3" --resume
 }
 
 if stage evaluate; then
-  names="instruct sft-think sft-plain"
-  for seed in $SEEDS; do
-    names+=" grpo-think-s$seed grpo-plain-s$seed"
-  done
-  for name in $names dpo-think dpo-plain rlvr-plain; do
-    if is_trained "$name"; then
-      answer "$name" "$DATA/prompts_eval.jsonl" "$RUNS/eval-$name"
-      ifeval "$name" 0.7 "$RUNS/ifeval-$name"
-    fi
-  done
-  for name in instruct sft-plain rlvr-plain; do # RLVR's number
-    if is_trained "$name"; then
-      ifeval "$name" 0 "$RUNS/ifeval-greedy-$name"
-    fi
+  for model in "$MODEL" "$RUNS"/{sft,grpo,dpo,rlvr}-*/model; do # what is trained
+    name=$(name_of "$model")
+    answer "$model" "$DATA/prompts_eval.jsonl" "$RUNS/eval-$name"
+    ifeval "$model" 0.7 "$RUNS/ifeval-$name"
+    case $name in
+      instruct | sft-plain | rlvr-plain) ifeval "$model" 0 "$RUNS/ifeval-greedy-$name" ;; # RLVR's number
+    esac
   done
 fi
 
 # --- 7. samples: answers of the models before and after GRPO to twenty prompts of our own, for notebooks/07_small_model.ipynb
 
 if stage samples; then
-  seed=${SEEDS%% *} # the first
-  for name in instruct sft-think sft-plain "grpo-think-s$seed" "grpo-plain-s$seed"; do
-    if is_trained "$name"; then
-      answer "$name" experiments/small_prompts.jsonl "$RUNS/samples-$name"
-    fi
+  for model in "$MODEL" "$RUNS"/{sft,grpo}-*/model; do
+    answer "$model" experiments/small_prompts.jsonl "$RUNS/samples-$(name_of "$model")"
   done
 fi
 
 # --- 8. table, curves
 
 if stage table; then
-  python -m experiments.compare small --results "$RESULTS" --seeds $SEEDS
+  python -m experiments.compare "$RESULTS"
 fi

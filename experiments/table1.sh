@@ -9,29 +9,29 @@ set -euo pipefail
 OTHER_BATCH=${AS_RELEASED:+--prompts-per-step 128 --updates-per-rollout 2 --steps 116 --temperature 0.8 --top-p 0.95}
 
 # --- Llama-3.1-8B, warm-started
-MAX_TOKENS=4096 row table1/llama3.1-8b-sft-plain sft --model meta-llama/Llama-3.1-8B --think-format plain
+row table1/llama3.1-8b-sft-plain sft --model meta-llama/Llama-3.1-8B --think-format plain
 row table1/llama3.1-8b-sft-think sft --model meta-llama/Llama-3.1-8B
-MAX_TOKENS=4096 row table1/llama3.1-8b-rlhf from llama3.1-8b-sft-plain grpo --preset paper$AS_RELEASED --think-format plain
+row table1/llama3.1-8b-rlhf from llama3.1-8b-sft-plain grpo --preset paper$AS_RELEASED --think-format plain
 row table1/llama3.1-8b-rlmt from llama3.1-8b-sft-think grpo --preset paper$AS_RELEASED
 
 # --- Qwen2.5-7B, warm-started
-MAX_TOKENS=4096 row table1/qwen2.5-7b-sft-plain sft --model Qwen/Qwen2.5-7B --think-format plain ${AS_RELEASED:+--batch-size 8}
+row table1/qwen2.5-7b-sft-plain sft --model Qwen/Qwen2.5-7B --think-format plain ${AS_RELEASED:+--batch-size 8}
 row table1/qwen2.5-7b-sft-think sft --model Qwen/Qwen2.5-7B ${AS_RELEASED:+--batch-size 8}
-MAX_TOKENS=4096 row table1/qwen2.5-7b-rlhf from qwen2.5-7b-sft-plain grpo --preset paper$AS_RELEASED --think-format plain $OTHER_BATCH
+row table1/qwen2.5-7b-rlhf from qwen2.5-7b-sft-plain grpo --preset paper$AS_RELEASED --think-format plain $OTHER_BATCH
 row table1/qwen2.5-7b-rlmt from qwen2.5-7b-sft-think grpo --preset paper$AS_RELEASED
 
 # --- Llama-3.1-8B-Instruct
 MAX_TOKENS=4096 MODEL=meta-llama/Llama-3.1-8B-Instruct row table1/llama3.1-8b-instruct-released
-MAX_TOKENS=4096 row table1/llama3.1-8b-instruct-sft-plain sft --model meta-llama/Llama-3.1-8B-Instruct --think-format plain
+row table1/llama3.1-8b-instruct-sft-plain sft --model meta-llama/Llama-3.1-8B-Instruct --think-format plain
 row table1/llama3.1-8b-instruct-sft-think sft --model meta-llama/Llama-3.1-8B-Instruct
-MAX_TOKENS=4096 row table1/llama3.1-8b-instruct-rlhf from llama3.1-8b-instruct-sft-plain grpo --preset paper-instruct$AS_RELEASED --think-format plain
+row table1/llama3.1-8b-instruct-rlhf from llama3.1-8b-instruct-sft-plain grpo --preset paper-instruct$AS_RELEASED --think-format plain
 row table1/llama3.1-8b-instruct-rlmt from llama3.1-8b-instruct-sft-think grpo --preset paper-instruct$AS_RELEASED $OTHER_BATCH
 
 # --- Qwen2.5-7B-Instruct
 MAX_TOKENS=4096 MODEL=Qwen/Qwen2.5-7B-Instruct row table1/qwen2.5-7b-instruct-released
-MAX_TOKENS=4096 row table1/qwen2.5-7b-instruct-sft-plain sft --model Qwen/Qwen2.5-7B-Instruct --think-format plain ${AS_RELEASED:+--batch-size 8}
+row table1/qwen2.5-7b-instruct-sft-plain sft --model Qwen/Qwen2.5-7B-Instruct --think-format plain ${AS_RELEASED:+--batch-size 8}
 row table1/qwen2.5-7b-instruct-sft-think sft --model Qwen/Qwen2.5-7B-Instruct ${AS_RELEASED:+--batch-size 8}
-MAX_TOKENS=4096 row table1/qwen2.5-7b-instruct-rlhf from qwen2.5-7b-instruct-sft-plain grpo --preset paper-instruct$AS_RELEASED --think-format plain
+row table1/qwen2.5-7b-instruct-rlhf from qwen2.5-7b-instruct-sft-plain grpo --preset paper-instruct$AS_RELEASED --think-format plain
 row table1/qwen2.5-7b-instruct-rlmt from qwen2.5-7b-instruct-sft-think grpo --preset paper-instruct$AS_RELEASED $OTHER_BATCH
 
 # --- Llama-3.1-8B, Zero: an instruction instead of SFT

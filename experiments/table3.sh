@@ -4,52 +4,34 @@
 set -euo pipefail
 . experiments/rows.sh
 
-# --- Llama-3.1-8B, warm-started
-row table3/llama3.1-8b-sft-plain as table1/llama3.1-8b-sft-plain
-row table3/llama3.1-8b-sft-think as table1/llama3.1-8b-sft-think
-MAX_TOKENS=4096 row table3/llama3.1-8b-rlhf-dpo from llama3.1-8b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
-row table3/llama3.1-8b-rlmt-dpo from llama3.1-8b-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/llama3.1-8b-rlhf-ppo from llama3.1-8b-sft-plain ppo --preset paper$AS_RELEASED --think-format plain
-row table3/llama3.1-8b-rlmt-ppo from llama3.1-8b-sft-think ppo --preset paper$AS_RELEASED
+DPO="dpo --preset paper$AS_RELEASED"
+for model in llama3.1-8b qwen2.5-7b llama3.1-8b-instruct qwen2.5-7b-instruct; do
+  case $model in # released values of PPO are known for one model alone
+    llama3.1-8b) PPO="ppo --preset paper$AS_RELEASED" ;;
+    qwen2.5-7b) PPO="ppo --preset paper" ;;
+    *)
+      PPO="ppo --preset paper-instruct"
+      row "table3/$model-released" as "table1/$model-released"
+      ;;
+  esac
+  row "table3/$model-sft-plain" as "table1/$model-sft-plain"
+  row "table3/$model-sft-think" as "table1/$model-sft-think"
+  row "table3/$model-rlhf-dpo" from "$model-sft-plain" $DPO --think-format plain
+  row "table3/$model-rlmt-dpo" from "$model-sft-think" $DPO
+  row "table3/$model-rlhf-ppo" from "$model-sft-plain" $PPO --think-format plain
+  row "table3/$model-rlmt-ppo" from "$model-sft-think" $PPO
+done
 
-# --- Qwen2.5-7B, warm-started
-row table3/qwen2.5-7b-sft-plain as table1/qwen2.5-7b-sft-plain
-row table3/qwen2.5-7b-sft-think as table1/qwen2.5-7b-sft-think
-MAX_TOKENS=4096 row table3/qwen2.5-7b-rlhf-dpo from qwen2.5-7b-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
-row table3/qwen2.5-7b-rlmt-dpo from qwen2.5-7b-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/qwen2.5-7b-rlhf-ppo from qwen2.5-7b-sft-plain ppo --preset paper --think-format plain
-row table3/qwen2.5-7b-rlmt-ppo from qwen2.5-7b-sft-think ppo --preset paper
-
-# --- Llama-3.1-8B-Instruct
-row table3/llama3.1-8b-instruct-released as table1/llama3.1-8b-instruct-released
-row table3/llama3.1-8b-instruct-sft-plain as table1/llama3.1-8b-instruct-sft-plain
-row table3/llama3.1-8b-instruct-sft-think as table1/llama3.1-8b-instruct-sft-think
-MAX_TOKENS=4096 row table3/llama3.1-8b-instruct-rlhf-dpo from llama3.1-8b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
-row table3/llama3.1-8b-instruct-rlmt-dpo from llama3.1-8b-instruct-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/llama3.1-8b-instruct-rlhf-ppo from llama3.1-8b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
-row table3/llama3.1-8b-instruct-rlmt-ppo from llama3.1-8b-instruct-sft-think ppo --preset paper-instruct
-
-# --- Qwen2.5-7B-Instruct
-row table3/qwen2.5-7b-instruct-released as table1/qwen2.5-7b-instruct-released
-row table3/qwen2.5-7b-instruct-sft-plain as table1/qwen2.5-7b-instruct-sft-plain
-row table3/qwen2.5-7b-instruct-sft-think as table1/qwen2.5-7b-instruct-sft-think
-MAX_TOKENS=4096 row table3/qwen2.5-7b-instruct-rlhf-dpo from qwen2.5-7b-instruct-sft-plain dpo --preset paper$AS_RELEASED --think-format plain
-row table3/qwen2.5-7b-instruct-rlmt-dpo from qwen2.5-7b-instruct-sft-think dpo --preset paper$AS_RELEASED
-MAX_TOKENS=4096 row table3/qwen2.5-7b-instruct-rlhf-ppo from qwen2.5-7b-instruct-sft-plain ppo --preset paper-instruct --think-format plain
-row table3/qwen2.5-7b-instruct-rlmt-ppo from qwen2.5-7b-instruct-sft-think ppo --preset paper-instruct
-
-# --- Llama-3.1-8B, Zero: an instruction instead of SFT
-row table3/llama3.1-8b-prompted-plain as table1/llama3.1-8b-prompted-plain
-row table3/llama3.1-8b-prompted-think as table1/llama3.1-8b-prompted-think
-row table3/llama3.1-8b-rlhf-zero-dpo dpo --preset paper$AS_RELEASED --model meta-llama/Llama-3.1-8B --think-format zero_plain
-row table3/llama3.1-8b-rlmt-zero-dpo dpo --preset paper$AS_RELEASED --model meta-llama/Llama-3.1-8B --think-format zero_think
-row table3/llama3.1-8b-rlhf-zero-ppo ppo --preset paper-zero --model meta-llama/Llama-3.1-8B --think-format zero_plain
-row table3/llama3.1-8b-rlmt-zero-ppo ppo --preset paper-zero --model meta-llama/Llama-3.1-8B
-
-# --- Qwen2.5-7B, Zero: an instruction instead of SFT
-row table3/qwen2.5-7b-prompted-plain as table1/qwen2.5-7b-prompted-plain
-row table3/qwen2.5-7b-prompted-think as table1/qwen2.5-7b-prompted-think
-row table3/qwen2.5-7b-rlhf-zero-dpo dpo --preset paper$AS_RELEASED --model Qwen/Qwen2.5-7B --think-format zero_plain
-row table3/qwen2.5-7b-rlmt-zero-dpo dpo --preset paper$AS_RELEASED --model Qwen/Qwen2.5-7B --think-format zero_think
-row table3/qwen2.5-7b-rlhf-zero-ppo ppo --preset paper-zero --model Qwen/Qwen2.5-7B --think-format zero_plain
-row table3/qwen2.5-7b-rlmt-zero-ppo ppo --preset paper-zero --model Qwen/Qwen2.5-7B
+# --- Zero: an instruction instead of SFT
+for base in meta-llama/Llama-3.1-8B Qwen/Qwen2.5-7B; do
+  case $base in
+    Qwen/*) model=qwen2.5-7b ;;
+    *) model=llama3.1-8b ;;
+  esac
+  row "table3/$model-prompted-plain" as "table1/$model-prompted-plain"
+  row "table3/$model-prompted-think" as "table1/$model-prompted-think"
+  row "table3/$model-rlhf-zero-dpo" $DPO --model "$base" --think-format zero_plain
+  row "table3/$model-rlmt-zero-dpo" $DPO --model "$base" --think-format zero_think
+  row "table3/$model-rlhf-zero-ppo" ppo --preset paper-zero --model "$base" --think-format zero_plain
+  row "table3/$model-rlmt-zero-ppo" ppo --preset paper-zero --model "$base"
+done

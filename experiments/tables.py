@@ -6,6 +6,7 @@ reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is 
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -114,8 +115,7 @@ def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.D
 def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
-    `low` and `high` are over tasks. `seed_low` and `seed_high` are over seeds, by Student's t; NaN for one
-    seed. Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
+    Exits with 2 if the lines are no seeds of one measurement, as their values have no common mean.
     """
     if lines.empty:
         return {"seeds": 0, "status": "not yet run"}
@@ -128,39 +128,51 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     if values["seed"].duplicated().any():
         fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
-    seeds = len(values)
-    mean = values["value"].mean()
-    half = stats.t.ppf(0.975, seeds - 1) * values["value"].sem()
     cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
-    if seeds > 1:
-        cell["low"], cell["high"] = interval_over_tasks(values)
-    return cell | {
-        "ours": mean,
-        "seed_low": mean - half,
-        "seed_high": mean + half,
-        "n_invalid": values["n_invalid"].sum(),
-        "task": cell["benchmark"],
-        "seeds": seeds,
-        "status": "measured",
-    }
+    if len(values) > 1:
+        cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
+    cell |= {"n_invalid": values["n_invalid"].sum(), "task": cell["benchmark"], "status": "measured"}
+    return cell | over_seeds(values["value"])
 
 
-def interval_over_tasks(values: pd.DataFrame) -> tuple[float, float]:
-    """Returns the 95 % interval of several seeds, by resampling tasks; each task is averaged over the seeds
-    first.
-
-    A task that is hard for one seed is hard for the others, so seeds are not further tasks. NaN if a seed has
-    no task_means.csv with the metric.
-    """
-    means_of_seeds = []
+def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
+    """Reads the value of each task, one Series a seed; [] if a seed has no task_means.csv with the metric."""
+    seeds = []
     for folder, line in values.groupby("folder", sort=False):
         path = folder / "task_means.csv"
+        means = pd.DataFrame(columns=[*MEASURE, "task", "mean"])
         if path.exists():
             means = pd.read_csv(path, dtype={"task": str}).merge(line[MEASURE])
-            means_of_seeds.append(means)
-    if len(means_of_seeds) < len(values) or min(map(len, means_of_seeds)) == 0:
+        if means.empty:
+            return []
+        seeds.append(means.set_index("task")["mean"])
+    return seeds
+
+
+def average(seeds: list[pd.Series]) -> dict:
+    """Computes the mean of a measure and its intervals from the value of each task, one Series a seed."""
+    low, high = interval_over_tasks(seeds)
+    n = pd.concat(seeds).index.nunique()
+    return {"low": low, "high": high, "n": n} | over_seeds(pd.Series([tasks.mean() for tasks in seeds]))
+
+
+def over_seeds(values: pd.Series) -> dict:
+    """Computes the mean of the seeds' values, and its 95 % interval by Student's t; NaN for one seed."""
+    seeds = len(values)
+    mean = values.mean()
+    half = stats.t.ppf(0.975, seeds - 1) * values.sem()
+    return {"ours": mean, "seed_low": mean - half, "seed_high": mean + half, "seeds": seeds}
+
+
+def interval_over_tasks(seeds: list[pd.Series]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean by resampling tasks, each averaged over the seeds first; NaN without
+    seeds.
+
+    A task that is hard for one seed is hard for the others, so seeds are not further tasks.
+    """
+    if not seeds:
         return math.nan, math.nan
-    return bootstrap(pd.concat(means_of_seeds).groupby("task", sort=False)["mean"].mean())
+    return bootstrap(pd.concat(seeds).groupby(level=0, sort=False).mean())
 
 
 # --- 2. tables
@@ -197,10 +209,9 @@ def list_cells(table: str, rows: dict, columns: dict) -> list[dict]:
 
 def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> pd.DataFrame:
     """Builds a table with our number, its intervals and the printed one: one line a row and column."""
-    lines_of = dict(list(index.groupby("row")))
     lines = []
     for cell in list_cells(table, rows, columns):
-        of_row = lines_of.get(cell["row"], index[:0])
+        of_row = index[index["row"] == cell["row"]]
         line = summarize_seeds(select(of_row, cell["benchmark"], columns)) | cell | {"table": table}
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
@@ -282,45 +293,44 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
     return "\n\n".join(texts) or "No row has run yet."
 
 
-def counts(table: pd.DataFrame) -> str:
-    """Writes of how many values each number is a mean, which rows have fewer or more, and how many were
-    invalid."""
+def counts(numbers: pd.DataFrame) -> str:
+    """Writes of how many values the numbers of each column are means, and how many others were invalid."""
     parts = []
-    for column, cells in table.dropna(subset="n").groupby("benchmark", sort=False):
-        usual = cells["n"].mode()[0]
-        part = f"{column} {usual:g}"
-        for n, others in cells[cells["n"] != usual].groupby("n"):
-            part += f", but {n:g} in {' '.join(others['row'])}"
-        for cell in cells[cells["n_invalid"] > 0].itertuples():
-            part += f", {cell.n_invalid:g} invalid in {cell.row}"
+    for column, cells in numbers.dropna(subset="n").groupby("benchmark", sort=False):
+        part = f"{column} {cells['n'].min():g}"
+        if cells["n"].nunique() > 1:
+            part += f" to {cells['n'].max():g}"
+        if cells["n_invalid"].any():
+            part += f" ({cells['n_invalid'].max():g} of them invalid at most)"
         parts.append(part)
     return f"n of each seed: {'; '.join(parts)}."
 
 
-def judged_unlike(table: pd.DataFrame) -> list[str]:
-    """Writes a sentence for each column of a table whose rows were not judged alike."""
-    sentences = []
-    for (column, _), cells in table.dropna(subset="fingerprint").groupby(["benchmark", "task"], sort=False):
-        groups = rows_by(cells, "fingerprint")
-        if len(groups) > 1:
-            sides = " against ".join(groups)
-            sentences.append(f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}")
-    return sentences
+def rows_by(table: pd.DataFrame, key: str) -> Iterator[tuple[str, pd.Series]]:
+    """Yields each column, and the names of its rows, as one text, with each value of `key`."""
+    for (column, _), cells in table.dropna(subset=key).groupby(["benchmark", "task"], sort=False):
+        yield column, cells.groupby(key, sort=False)["row"].unique().map(", ".join)
 
 
-def wordings(table: pd.DataFrame) -> list[str]:
-    """Writes for each judged column whose words its judges read."""
-    sentences = []
-    for column, cells in table.dropna(subset="wording").groupby("benchmark", sort=False):
-        groups = rows_by(cells, "wording")
-        sides = "; ".join(groups.index + " (" + groups + ")")
-        sentences.append(f"Judge's instructions of {column}: {sides}.")
-    return sentences
-
-
-def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
-    """Returns the names of the rows with each value of `key`, as one text."""
-    return cells.groupby(key, sort=False)["row"].unique().map(", ".join)
+def notes_of(numbers: pd.DataFrame) -> list[str]:
+    """Writes what is said below a table; warns of columns whose rows were not judged alike."""
+    notes = [VARIANCE]
+    if numbers["paper"].notna().any():
+        notes.insert(0, PRINTED)
+    if numbers["benchmark"].isin(AVERAGES).any():
+        notes.append(AVERAGED)
+    for column, rows in rows_by(numbers, "wording"):
+        sides = "; ".join(rows.index + " (" + rows + ")")
+        notes.append(f"Judge's instructions of {column}: {sides}.")
+    if numbers["n"].notna().any():
+        notes.append(counts(numbers))
+    for column, rows in rows_by(numbers, "fingerprint"):
+        if len(rows) > 1:
+            sides = " against ".join(rows)
+            note = f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}"
+            print(f"WARNING: {note}", file=sys.stderr)
+            notes.append(note)
+    return notes
 
 
 # --- 4. all of them
@@ -329,8 +339,7 @@ def rows_by(cells: pd.DataFrame, key: str) -> pd.Series:
 def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
     """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
 
-    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them. Below a table it says what
-    the intervals cover, and which columns hold rows that were not judged alike; these are warned of as well.
+    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them.
     """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -340,31 +349,18 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         name = table
         if table.isdecimal():
             name = f"table{table}"
-        is_toy = first.evaluations == ["gold"]
+        is_toy = first.evaluations == ("gold",)
         columns = BENCHMARKS
         if is_toy:
             columns = TOY_TABLES.get(table, OWN_COLUMNS)
         numbers = build_table(table, blocks, read_index(results / first.folder), columns)
-        shown = numbers[NUMBERS]
+        shown = numbers[NUMBERS].round(4)
         if is_toy:
             markdown = toy_markdown(numbers)
-            shown = shown.drop(columns=["section", "paper", "difference", "wording"])
-            shown = shown.replace("measured", "toy").round(4)
+            shown = shown.dropna(axis=1, how="all")
         else:
             markdown = paper_markdown(numbers)
-
-        notes = [VARIANCE]
-        if numbers["paper"].notna().any():
-            notes.insert(0, PRINTED)
-        if numbers["benchmark"].isin(AVERAGES).any():
-            notes.append(AVERAGED)
-        notes += wordings(numbers)
-        if numbers["n"].notna().any():
-            notes.append(counts(numbers))
-        for sentence in judged_unlike(numbers):
-            print(f"WARNING: {name}, {sentence}", file=sys.stderr)
-            notes.append(sentence)
         shown.to_csv(folder / f"{name}.csv", index=False)
-        texts[name] = "\n\n".join([markdown, *notes])
+        texts[name] = "\n\n".join([markdown, *notes_of(numbers)])
         (folder / f"{name}.md").write_text(texts[name] + "\n")
     return texts

@@ -293,7 +293,7 @@ def test_seconds_of_a_step(random_models, tmp_path, show):
     trainer."""
     log = train(tmp_path / "run", *bench.our_command("grpo", random_models, tmp_path / "run", RANDOM))
     first, step = log.iloc[0], log.iloc[1]  # the first warms up
-    operations, _ = bench.operations_per_token(random_models)
+    operations = bench.operations_per_token(random_models, of_update=True)
     rate = float(run("-c", f"from dev.bench import matrix_rate; print(matrix_rate('{DTYPE}'))").split()[-1])
     share = operations * (step["num_tokens"] - first["num_tokens"]) / step["time/update"] / rate
     show(seconds=step["step_time"], share_of_the_update=share, **step.filter(like="time/"))
