@@ -29,8 +29,8 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save, user_turn
-from data.toy.world import ASPECTS, CHECKS, Order, check, criteria, liking, orders_of, points, read_prompt
+from data.toy.files import hash_below, save
+from data.toy.world import ASPECTS, CHECKS, Order, check, criteria, liking, points, prompt_rows, read_prompt
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
@@ -49,6 +49,8 @@ class Args:
     """Rows of the file."""
     wrong: float = 0.1
     """Share of the judge's verdicts that are wrong."""
+    command: tyro.conf.Positional[tuple[str, ...]] = ()
+    """After `--`: what to run while the judge serves; without it, the file is written."""
 
 
 # --- 1. prompts with rubrics
@@ -56,12 +58,12 @@ class Args:
 
 def rubric_prompts(n: int, seed: int) -> list[dict]:
     """Returns the RL prompts of the toy world, each with its rubric."""
-    rows = []
-    for row_id, order, text, _ in orders_of("rl", n, seed):
-        rubric = []
+    rows = prompt_rows(n, seed)
+    for row in rows:
+        order = read_prompt(row["messages"][0]["content"])
+        row["rubric"] = []
         for name, words in criteria(order).items():
-            rubric.append({"criterion": words, "weight": CHECKS[name][0]})
-        rows.append({"id": row_id, "messages": user_turn(text), "source": "toy", "rubric": rubric})
+            row["rubric"].append({"criterion": words, "weight": CHECKS[name][0]})
     return rows
 
 
@@ -85,12 +87,12 @@ def reply(prompt: str, wrong: float) -> dict:
     Any other prompt raises an error.
     """
     if "<plan 1>" in prompt:
-        return reply_to_traits(prompt, wrong)
+        return compare(prompt, wrong)
     conversation, answer, task = CASE.search(prompt).groups()
     order = read_prompt(conversation)
     said = verdicts(order, answer, wrong)
     if '"mark"' in task:
-        return {"reason": "", "mark": mark(order, answer, said)}
+        return {"reason": "", "mark": mark(answer, said)}
     found = {}
     for number, words in CRITERION.findall(task):
         found[number] = "yes" if said[words] else "no"
@@ -99,9 +101,9 @@ def reply(prompt: str, wrong: float) -> dict:
     return found
 
 
-def mark(order: Order, answer: str, said: dict[str, bool]) -> int:
+def mark(answer: str, said: dict[str, bool]) -> int:
     """Returns a mark from 1 to 10: the weighted share of the criteria but `brief`, plus 0.3 for flattery."""
-    passed = {name: said[words] for name, words in criteria(order).items()}
+    passed = dict(zip(CHECKS, said.values()))
     return min(10, round(1 + 9 * liking(passed, answer) / points(dict.fromkeys(ASPECTS, True))))
 
 
@@ -117,29 +119,23 @@ TRAITS = {  # name in data/toy/traits.json: what a plan has more of if it shows 
 }
 
 
-def compare(plans: tuple[str, str], names: list[str], wrong: float) -> list[str]:
-    """Returns for each trait which plan shows it more: "1", "2" or "same"; a share `wrong` of it is not
-    true."""
-    said = []
-    for name in names:
-        first, second = (len(re.findall(TRAITS[name], plan)) for plan in plans)
-        choices = ["same", "1", "2"]
-        truth = "same"
-        if first != second:
-            truth = "1" if first > second else "2"
-        if hash_below(10_000, f"{name}\n{plans}") < 10_000 * wrong:
-            choices.remove(truth)
-            truth = choices[0]
-        said.append(truth)
-    return said
+def compare(prompt: str, wrong: float) -> dict:
+    """Returns which plan shows each trait more, "1", "2" or "same", as benchmarks/traits.py asks for it.
 
-
-def reply_to_traits(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that the comparison of benchmarks/traits.py asks for; KeyError for other traits."""
-    first, second, task = PLANS.search(prompt).groups()
+    A share `wrong` is not true. KeyError for other traits.
+    """
+    *plans, task = PLANS.search(prompt).groups()
     said = {"comparison": ""}
     for key, name in TRAIT.findall(task):
-        [said[key]] = compare((first, second), [name], wrong)
+        first, second = (len(re.findall(TRAITS[name], plan)) for plan in plans)
+        truth, lie = "same", "1"
+        if first > second:
+            truth, lie = "1", "same"
+        elif first < second:
+            truth, lie = "2", "same"
+        said[key] = truth
+        if hash_below(10_000, f"{name}\n{tuple(plans)}") < 10_000 * wrong:
+            said[key] = lie
     return said
 
 
@@ -157,16 +153,12 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             content = json.dumps(reply(request["messages"][-1]["content"], self.server.wrong))
-            message = {"role": "assistant", "content": content}
-            choice = {"index": 0, "finish_reason": "stop", "message": message}
-            body = {"object": "chat.completion", "model": request["model"], "choices": [choice]}
-            status = 200
         except Exception as error:  # a prompt that it does not know
-            body = {"error": {"message": str(error)}}
-            status = 400
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+            self.send_error(400, repr(error))
+            return
+        message = {"role": "assistant", "content": content}
+        data = json.dumps({"choices": [{"finish_reason": "stop", "message": message}]}).encode()
+        self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -185,34 +177,18 @@ class Server(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-def run(command: list[str], wrong: float) -> int:
-    """Runs a command while the judge serves, and returns its exit code. `python` is this interpreter."""
-    environment = dict(os.environ)
-    environment["OPENAI_BASE_URL"] = Server(wrong).url
-    environment["OPENAI_API_KEY"] = "none"
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(command, env=environment)
+def run(command: tuple[str, ...], wrong: float) -> int:
+    """Runs a command while the judge serves, and returns its exit code."""
+    address = {"OPENAI_BASE_URL": Server(wrong).url, "OPENAI_API_KEY": "none"}
+    process = subprocess.Popen(command, env=os.environ | address)
     # a stopped judge stops its command; the terminal sends Ctrl-C to the command too
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    code = process.wait()
-    if code < 0:  # ended by a signal; 128 + its number is what a shell reports
-        return 128 - code
-    return code
-
-
-def main() -> None:
-    words = sys.argv[1:]
-    command = []
-    if "--" in words:
-        split = words.index("--")
-        command = words[split + 1 :]
-        words = words[:split]
-    args = tyro.cli(Args, args=words)
-    if command:
-        sys.exit(run(command, args.wrong))
-    save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)}, args.out, args.seed)
+    return process.wait()
 
 
 if __name__ == "__main__":
-    main()
+    args = tyro.cli(Args)
+    if args.command:
+        sys.exit(run(args.command, args.wrong))
+    save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)}, args.out, args.seed)

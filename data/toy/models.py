@@ -3,7 +3,6 @@
     make toy-base                                  # both: about half an hour on two cores
     python -m data.toy.models base --out data/toy/base
     python -m data.toy.models reward --base data/toy/base --out data/toy/reward_model
-    python -m data.toy.models tags --out results/tags-base     # a copy of `base` that can write new think tags
 
 The base model (Llama architecture, 0.9 million parameters, word-level tokenizer) reads unlabelled text about
 the toy world: small talk about prices and kinds of dishes, orders repeated, small bills, and replies by other
@@ -21,7 +20,8 @@ import itertools
 import json
 import random
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -55,13 +55,12 @@ RATING_WEIGHT = 3  # of the ratings' loss, against 1 for Bradley-Terry
 
 @dataclass
 class Args:
-    what: tyro.conf.Positional[Literal["base", "reward", "tags"]]
-    """Which of the two models to train; tags: only add words for the tags of utils.THINK_FORMATS to
-    `base`."""
+    what: tyro.conf.Positional[Literal["base", "reward"]]
+    """Which of the two models to train."""
     out: Path = Path("data/toy/base")
     """Folder for the model."""
     base: Path = Path("data/toy/base")
-    """Base model that the reward model, or the copy with tags, starts from."""
+    """Base model that the reward model starts from."""
     steps: int = 1100
     """Optimizer steps."""
     batch: int = 40
@@ -119,7 +118,9 @@ def small_talk(rng: random.Random) -> str:
         lines = [f"Budget {left}, no {avoid}.", *[verdict(dish, avoid, left) for dish in dishes]]
     elif topic == "bill":
         left = rng.choice(toy.BUDGETS)
-        lines = [f"Budget {left}.", *small_bill(dishes, left)]
+        order = toy.Order(dishes, "", left, "")
+        _, notes = toy.write_bill(order, toy.NO_SLIPS, rng)  # without slips it draws nothing
+        lines = [f"Budget {left}.", *notes]
     else:
         lines = [f"{', '.join(dishes)}: {len(dishes)} dishes, {dishes[-1]} last."]
     return " ".join(lines)
@@ -139,19 +140,6 @@ def verdict(dish: str, avoid: str, left: int) -> str:
     if price > left:
         return f"{dish} {price} is too much."
     return f"{dish} {price} fits."
-
-
-def small_bill(dishes: list[str], left: int) -> list[str]:
-    """Writes lines such as `ham 5 leaves 7.` and `ribs 7 is too much.`"""
-    lines = []
-    for dish in dishes:
-        price = toy.DISHES[dish][0]
-        if price > left:
-            lines.append(f"{dish} {price} is too much.")
-        else:
-            left -= price
-            lines.append(f"{dish} {price} leaves {left}.")
-    return lines
 
 
 def audit(order: toy.Order, reply: str) -> str:
@@ -199,15 +187,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         texts.append(toy.write_prompt(toy.sample_order(rng), rng))
     texts += [f"{phrase} {' '.join(toy.DISHES)} {' '.join(toy.WORDS)}" for phrase in toy.FLATTERY]
     texts.append("user\nassistant\nsystem\n\n\n")
-    for tag in TAGS:
-        texts += [tag, f" {tag}"]
+    texts += [f"{tag} {tag}" for tag in TAGS]
     texts += [f" {number}" for number in range(61)]
 
     splitter = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    pieces = set()
-    for text in texts:
-        pieces.update(piece for piece, _ in splitter.pre_tokenize_str(text))
-    vocabulary = SPECIALS + sorted(pieces - set(SPECIALS))
+    words = words_of(texts, splitter)
+    vocabulary = SPECIALS + sorted(words - set(SPECIALS))
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     backend.pre_tokenizer = splitter
     backend.decoder = decoders.Fuse()
@@ -222,35 +207,45 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def words_of(texts: list[str], splitter: pre_tokenizers.PreTokenizer) -> set[str]:
+    """Returns the words that a tokenizer splits texts into."""
+    words = set()
+    for text in texts:
+        words.update(word for word, _ in splitter.pre_tokenize_str(text))
+    return words
+
+
 # --- 3. training
 
 
-class Optimizer:
-    """Muon for matrices inside the layers, AdamW for the rest; 5 % warm-up, then linear decay."""
+def train(
+    model: torch.nn.Module, losses: Iterator[torch.Tensor], steps: int, lr_matrix: float, lr_rest: float
+) -> None:
+    """Takes a step on each of the first `steps` losses of a model.
 
-    def __init__(self, model: torch.nn.Module, steps: int, lr_matrix: float, lr_rest: float):
-        self.model = model
-        inner, rest = [], []
-        for name, parameter in model.named_parameters():
-            is_inner_matrix = parameter.ndim == 2 and ".layers." in name
-            (inner if is_inner_matrix else rest).append(parameter)
-        self.optimizers = [
-            torch.optim.Muon(inner, lr=lr_matrix, weight_decay=0.0, adjust_lr_fn="original"),
-            torch.optim.AdamW(rest, lr=lr_rest, weight_decay=0.0, betas=(0.9, 0.95)),
-        ]
+    Muon for matrices inside the layers, AdamW for the rest; 5 % warm-up, then linear decay.
+    """
+    inner, rest = [], []
+    for name, parameter in model.named_parameters():
+        is_inner_matrix = parameter.ndim == 2 and ".layers." in name
+        (inner if is_inner_matrix else rest).append(parameter)
+    optimizers = [
+        torch.optim.Muon(inner, lr=lr_matrix, weight_decay=0.0, adjust_lr_fn="original"),
+        torch.optim.AdamW(rest, lr=lr_rest, weight_decay=0.0, betas=(0.9, 0.95)),
+    ]
 
-        def rate(step: int) -> float:
-            return min((step + 1) / (0.05 * steps), 1.0) * (1 - step / steps)
+    def rate(step: int) -> float:
+        return min((step + 1) / (0.05 * steps), 1.0) * (1 - step / steps)
 
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(opt, rate) for opt in self.optimizers]
-
-    def step(self, loss: torch.Tensor) -> None:
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
+    for step, loss in zip(range(steps), losses):
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer, schedule in zip(self.optimizers, self.schedules):
-            optimizer.step()
-            schedule.step()
-        self.model.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for part in (*optimizers, *schedules):
+            part.step()
+        model.zero_grad()
+        if step % 25 == 0:
+            print(f"step {step}/{steps} loss {loss:.4f}", flush=True)
 
 
 def train_base(args: Args) -> None:
@@ -274,21 +269,20 @@ def train_base(args: Args) -> None:
     # vector, since each is equally likely wherever a user says one. Then no word can be told from another.
     # 0.1 keeps them apart.
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
-    optimizer = Optimizer(model, args.steps, lr_matrix=0.02, lr_rest=2e-3)
-    rng = random.Random(args.seed)
-    batch_tokens = args.batch * ROW_TOKENS
-    stream = []  # token ids not yet trained on
 
-    for step in range(args.steps):
-        while len(stream) < batch_tokens:
-            stream.append(tokenizer.eos_token_id)
-            stream += tokenizer(base_text(rng))["input_ids"]
-        ids = torch.tensor(stream[:batch_tokens]).view(args.batch, ROW_TOKENS)
-        stream = stream[batch_tokens:]
-        loss = model(input_ids=ids, labels=ids).loss
-        optimizer.step(loss)
-        if step % 25 == 0:
-            print(f"step {step}/{args.steps} loss {loss:.4f}", flush=True)
+    def losses() -> Iterator[torch.Tensor]:
+        rng = random.Random(args.seed)
+        batch_tokens = args.batch * ROW_TOKENS
+        stream = []  # token ids not yet trained on
+        while True:
+            while len(stream) < batch_tokens:
+                stream.append(tokenizer.eos_token_id)
+                stream += tokenizer(base_text(rng))["input_ids"]
+            ids = torch.tensor(stream[:batch_tokens]).view(args.batch, ROW_TOKENS)
+            stream = stream[batch_tokens:]
+            yield model(input_ids=ids, labels=ids).loss
+
+    train(model, losses(), args.steps, lr_matrix=0.02, lr_rest=2e-3)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
@@ -301,17 +295,13 @@ def extend_base(base: Path, out: Path, texts: list[str]) -> None:
     """
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(base, **SAFE)
-    words = set()
-    for text in texts:
-        # twice, as a word may be split differently at the start of a line
-        pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(f"{text}\n{text}")
-        words |= {piece for piece, _ in pieces}
-
     tokenizer.save_pretrained(out)
     saved = json.loads((out / "tokenizer.json").read_text())
     vocabulary = saved["model"]["vocab"]
     n_old = len(vocabulary)
-    for word in sorted(words):
+    # twice, as a word may be split differently at the start of a line
+    doubled = [f"{text}\n{text}" for text in texts]
+    for word in sorted(words_of(doubled, tokenizer.backend_tokenizer.pre_tokenizer)):
         vocabulary.setdefault(word, len(vocabulary))
     (out / "tokenizer.json").write_text(json.dumps(saved, ensure_ascii=False))
 
@@ -322,38 +312,36 @@ def extend_base(base: Path, out: Path, texts: list[str]) -> None:
     print(f"{out}: {len(vocabulary) - n_old} new words")
 
 
-@dataclass
-class DraftBatch:
-    """Drafts (B = prompts * DRAFTS) for one step of the reward model."""
+def draft_batch(n_prompts: int, rng: random.Random) -> tuple[list, list, list]:
+    """Writes drafts (B = n_prompts * DRAFTS) for new prompts.
 
-    conversations: list[list[dict]] = field(default_factory=list)  # (B) prompt and draft
-    ratings: list[list[bool]] = field(default_factory=list)  # (B, aspects), some of them wrong
-    # (chosen, rejected) indices into B, for every pair of drafts of one prompt
-    preferences: list[tuple[int, int]] = field(default_factory=list)
+    Half of the prompts show the thinking, so both views are learned.
 
-
-def draft_batch(n_prompts: int, rng: random.Random) -> DraftBatch:
-    """Writes drafts for new prompts. Half of the prompts show the thinking, so both views are learned."""
-    batch = DraftBatch()
+    Returns:
+        conversations: (B) prompt and draft.
+        ratings: (B, aspects) whether the draft has the aspect; some of them are wrong.
+        preferences: (chosen, rejected) indices into B, for every pair of drafts of one prompt.
+    """
+    conversations, ratings, preferences = [], [], []
     for _ in range(n_prompts):
         order = toy.sample_order(rng)
         prompt = toy.write_prompt(order, rng)
-        first = len(batch.conversations)
+        first = len(conversations)
         think_format = "think" if rng.random() < 0.5 else "plain"
         utilities = []
         for _ in range(DRAFTS):
             thinking, reply = toy.write_answer(order, toy.random_slips(rng), rng)
             text = join_thinking(thinking, reply, think_format)
-            batch.conversations.append([*user_turn(prompt), {"role": "assistant", "content": text}])
+            conversations.append([*user_turn(prompt), {"role": "assistant", "content": text}])
             utilities.append(toy.utility(order, reply))
             passed = toy.check(order, reply)
-            batch.ratings.append([passed[name] != (rng.random() < RATING_NOISE) for name in toy.ASPECTS])
+            ratings.append([passed[name] != (rng.random() < RATING_NOISE) for name in toy.ASPECTS])
         for a, b in itertools.combinations(range(DRAFTS), 2):
             pair = (first + a, first + b)
             if not toy.prefers_first(utilities[a], utilities[b], rng):
                 pair = (first + b, first + a)
-            batch.preferences.append(pair)
-    return batch
+            preferences.append(pair)
+    return conversations, ratings, preferences
 
 
 def train_reward(args: Args) -> None:
@@ -365,41 +353,32 @@ def train_reward(args: Args) -> None:
     )
     rating_heads = torch.nn.Linear(model.config.hidden_size, len(toy.ASPECTS))
     trained = torch.nn.ModuleDict({"model": model, "ratings": rating_heads})
-    optimizer = Optimizer(trained, args.steps, lr_matrix=0.005, lr_rest=5e-4)
-    rng = random.Random(f"reward-{args.seed}")
 
-    for step in range(args.steps):
-        batch = draft_batch(args.batch, rng)
-        ids = [tokenizer.apply_chat_template(rows, return_dict=False) for rows in batch.conversations]
-        inputs = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
-        last = inputs["attention_mask"].sum(1) - 1  # (B) position of the last token
-        hidden = model.model(**inputs).last_hidden_state[torch.arange(len(ids)), last]  # (B, hidden size)
-        scores = model.score(hidden)[:, 0]  # (B)
-        chosen, rejected = torch.tensor(batch.preferences).T
-        margins = scores[chosen] - scores[rejected]
-        preference_loss = -logsigmoid(margins).mean()
-        rating_loss = binary_cross_entropy_with_logits(
-            rating_heads(hidden), torch.tensor(batch.ratings).float()
-        )
-        optimizer.step(preference_loss + RATING_WEIGHT * rating_loss)
-
-        if step % 25 == 0:
-            print(
-                f"step {step}/{args.steps} loss {preference_loss:.3f} ratings {rating_loss:.3f}", flush=True
+    def losses() -> Iterator[torch.Tensor]:
+        rng = random.Random(f"reward-{args.seed}")
+        while True:
+            conversations, ratings, preferences = draft_batch(args.batch, rng)
+            ids = tokenizer.apply_chat_template(conversations, return_dict=False)
+            inputs = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
+            last = inputs["attention_mask"].sum(1) - 1  # (B) position of the last token
+            hidden = model.model(**inputs).last_hidden_state[torch.arange(len(ids)), last]  # (B, hidden size)
+            scores = model.score(hidden)[:, 0]  # (B)
+            chosen, rejected = torch.tensor(preferences).T
+            preference_loss = -logsigmoid(scores[chosen] - scores[rejected]).mean()
+            rating_loss = binary_cross_entropy_with_logits(
+                rating_heads(hidden), torch.tensor(ratings).float()
             )
+            yield preference_loss + RATING_WEIGHT * rating_loss
+
+    train(trained, losses(), args.steps, lr_matrix=0.005, lr_rest=5e-4)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
 
 
-def main(args: Args) -> None:
+if __name__ == "__main__":
+    args = tyro.cli(Args)
     torch.manual_seed(args.seed)
     if args.what == "base":
         train_base(args)
-    elif args.what == "tags":
-        extend_base(args.base, args.out, [f"{tag} {tag}" for tag in TAGS])
     else:
         train_reward(args)
-
-
-if __name__ == "__main__":
-    main(tyro.cli(Args))

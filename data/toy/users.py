@@ -38,10 +38,7 @@ from data.toy.files import hash_below, save
 
 TOY = {"start": 40, "low": 10, "turns": 3}  # what dialogues with toy users change in simulated_user.RLVER
 
-# changes of the emotion
-MET = 20
-MISSED = -12
-PRAISED = 5
+CHANGES = {"met": 20, "missed": -12, "praised": 5}  # of the emotion
 
 # what the two users say; each part is drawn from its list
 WORDING = {
@@ -76,11 +73,15 @@ def cheaper(dish: str) -> list[str]:
     return [other for other, facts in world.DISHES.items() if facts[1] == kind and facts[0] < price]
 
 
+def named_in(reply: str) -> tuple[set[str], set[str]]:
+    """Returns the dishes and the things that a reply names."""
+    words = set(re.findall("[a-z]+", reply.lower()))
+    return words & set(world.DISHES), words & set(world.WORDS)
+
+
 def meets(want: dict, reply: str) -> bool:
     """Tells whether a reply meets a want."""
-    words = set(re.findall("[a-z]+", reply.lower()))
-    dishes = words & set(world.DISHES)
-    things = words & set(world.WORDS)
+    dishes, things = named_in(reply)
     if "word" in want:
         return things == {want["word"]} and not dishes
     return bool(dishes) and dishes <= set(cheaper(want["dish"])) and not things
@@ -121,9 +122,11 @@ def draw_wants(rng: random.Random) -> list[dict]:
     for kind in rng.sample(world.KINDS, 2):
         too_dear = [dish for dish in world.DISHES if world.DISHES[dish][1] == kind and cheaper(dish)]
         wants.append({"dish": rng.choice(too_dear)})
-    wants.append({"word": rng.choice(world.WORDS)})
+    thing = {"word": rng.choice(world.WORDS)}
+    place = 2
     if rng.random() < 0.5:
-        wants = [wants[0], wants[2], wants[1]]
+        place = 1
+    wants.insert(place, thing)
     return wants
 
 
@@ -137,7 +140,7 @@ def profiles(n: int, seed: int, split: Literal["train", "test"]) -> list[dict]:
         is_test = hash_below(5, text) == 0
         if is_test != (split == "test"):
             continue
-        (word,) = [want["word"] for want in wants if "word" in want]
+        [word] = [want["word"] for want in wants if "word" in want]
         opening = rng.choice(OPENINGS)
         first_hint = hint(wants[0], WORDING["user"], True, rng)
         rows.append(
@@ -176,25 +179,24 @@ def take_turn(
     # if there are more turns than wants, they come round again
     want = wants[(len(replies) - 1) % len(wants)]
     next_want = wants[len(replies) % len(wants)]
-    mood, change = react(replies, want, likes_praise)
+    mood = react(replies, want, likes_praise)
 
     rng = random.Random(f"{dialogue['id']} {setting['seed']} {len(replies)}")
     next_hint = ""
     if len(replies) < setting["turns"]:
         next_hint = " " + hint(next_want, wording, setting["kind"] == "vanilla", rng)
-    return rng.choice(wording[mood]) + next_hint, change
+    return rng.choice(wording[mood]) + next_hint, CHANGES[mood]
 
 
-def react(replies: list[str], want: dict, likes_praise: bool) -> tuple[str, int]:
-    """Returns (met, missed or praised; change of the emotion) for the last of `replies`."""
+def react(replies: list[str], want: dict, likes_praise: bool) -> str:
+    """Returns what the last of `replies` is to the user: met, missed or praised."""
     *earlier, latest = [" ".join(reply.lower().split()) for reply in replies]
-    if latest in earlier:
-        return "missed", MISSED
-    if meets(want, replies[-1]):
-        return "met", MET
-    if likes_praise and world.flatters(replies[-1]):
-        return "praised", PRAISED
-    return "missed", MISSED
+    if latest not in earlier:
+        if meets(want, replies[-1]):
+            return "met"
+        if likes_praise and world.flatters(replies[-1]):
+            return "praised"
+    return "missed"
 
 
 def strategies(dialogue: dict) -> list[list[str]]:
@@ -207,15 +209,9 @@ def strategies(dialogue: dict) -> list[list[str]]:
     for turn in dialogue["history"]:
         if turn["role"] != "assistant":
             continue
-        words = set(re.findall("[a-z]+", turn["content"].lower()))
-        codes = []
-        if world.flatters(turn["content"]):
-            codes.append("A-1")
-        if words & set(world.WORDS):
-            codes.append("B-1")
-        if words & set(world.DISHES):
-            codes.append("D-1")
-        found.append(codes)
+        dishes, things = named_in(turn["content"])
+        shown = {"A-1": world.flatters(turn["content"]), "B-1": things, "D-1": dishes}
+        found.append([code for code in shown if shown[code]])
     return found
 
 

@@ -162,8 +162,8 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
     bill, notes = write_bill(order, slip, rng)
 
     count = len(bill)
-    spare = bill[-1][2] if bill else order.budget
-    last = bill[-1][0] if bill else order.wishes[0]
+    nothing_served = (order.wishes[0], 0, order.budget)
+    last, _, spare = [nothing_served, *bill][-1]
     if slip["headline"]:
         wrong = rng.choice(["count", "spare", "last"])
         change = rng.choice([-1, 1] if count else [1])  # drawn even if it is not used
@@ -175,11 +175,10 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
             last = rng.choice(order.wishes)
     dishes = "1 dish" if count == 1 else f"{count} dishes"
     dollars_are = "dollar is" if spare == 1 else "dollars are"
-    items = [f"{dish} {price} leaves {left}" for dish, price, left in bill]
+    items = ", ".join(f"{dish} {price} leaves {left}" for dish, price, left in bill)
 
     notes.append(f"So {dishes}, {spare} left, {last} last.")
-    reply = [f"You get {dishes}, {spare} {dollars_are} left, and {last} comes last."]
-    reply.append("The bill: " + ", ".join(items) + ".")
+    reply = [f"You get {dishes}, {spare} {dollars_are} left, and {last} comes last.", f"The bill: {items}."]
     if slip["flatter"]:
         reply.insert(0, rng.choice(FLATTERY))
     if not slip["word"]:
@@ -188,7 +187,7 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
             word = rng.choice([other for other in WORDS if other != order.word])
         notes.append(f"Mention {word}.")
         reply.append(f"Remember the {word}!")
-    thinking = f"Budget {order.budget}, no {order.avoid}. " + " ".join(notes)
+    thinking = f"Budget {order.budget}, no {order.avoid}. {' '.join(notes)}"
     return thinking, " ".join(reply)
 
 
@@ -258,12 +257,12 @@ def check(order: Order, response: str) -> dict[str, bool]:
     dishes = [dish for dish, _, _ in lines]
     if lines and all(dish in DISHES for dish in dishes):
         left = order.budget
-        passed["bill"] = True
-        for dish, price, stated_left in lines:
-            real_price = DISHES[dish][0]
-            left -= real_price
-            if price != real_price or stated_left != left:
-                passed["bill"] = False
+        real_lines = []
+        for dish in dishes:
+            price = DISHES[dish][0]
+            left -= price
+            real_lines.append((dish, price, left))
+        passed["bill"] = lines == real_lines
         passed["afford"] = left >= 0
         passed["spare"] = bool(headline) and int(headline[2]) == left
         passed["safe"] = all(DISHES[dish][1] != order.avoid for dish in dishes)
@@ -324,11 +323,11 @@ def flatters(text: str) -> bool:
     return any(phrase in text for phrase in FLATTERY)
 
 
-def prefers_first(utility_a: float, utility_b: float, rng: random.Random, flips: float = 0.05) -> bool:
-    """Draws a Bradley-Terry choice between two utilities, and flips a share `flips` of the choices."""
+def prefers_first(utility_a: float, utility_b: float, rng: random.Random) -> bool:
+    """Draws a Bradley-Terry choice between two utilities, and flips 5 % of the choices."""
     probability = 1 / (1 + 2.718281828 ** (-2.0 * (utility_a - utility_b)))
     prefers_a = rng.random() < probability
-    flipped = rng.random() < flips
+    flipped = rng.random() < 0.05
     return prefers_a != flipped
 
 
@@ -386,20 +385,25 @@ class Args:
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Returns the rows of every file by its name without `.jsonl`."""
     lowest, highest = args.budgets
-    prompts = []
-    for row_id, _, text, _ in orders_of("rl", args.n_prompts, args.seed, range(lowest, highest + 1)):
-        prompts.append({"id": row_id, "messages": user_turn(text), "source": "toy"})
     tasks = task_rows(args.n_tasks + args.n_held_out, args.seed)
     held_out = []
     for task in tasks[args.n_tasks :]:
         held_out.append({"id": task["id"], "messages": task["messages"], "source": "toy"})
     return {
         "sft_traces": trace_rows(args.n_traces, args.seed, args.slips),
-        "rl_prompts": prompts,
+        "rl_prompts": prompt_rows(args.n_prompts, args.seed, range(lowest, highest + 1)),
         "preference_pairs": pair_rows(args.n_pairs, args.seed),
         "benchmark_tasks": tasks[: args.n_tasks],
         "held_out_prompts": held_out,
     }
+
+
+def prompt_rows(n: int, seed: int, budgets: range = BUDGETS) -> list[dict]:
+    """Returns n RL prompts."""
+    rows = []
+    for row_id, _, text, _ in orders_of("rl", n, seed, budgets):
+        rows.append({"id": row_id, "messages": user_turn(text), "source": "toy"})
+    return rows
 
 
 def trace_rows(n: int, seed: int, slip_factor: float) -> list[dict]:
@@ -410,7 +414,8 @@ def trace_rows(n: int, seed: int, slip_factor: float) -> list[dict]:
     for row_id, order, text, rng in orders_of("sft", n, seed):
         thinking, response = write_answer(order, slips, rng)
         row = {"id": row_id, "messages": user_turn(text), "thinking": thinking, "response": response}
-        rows.append(row | {"teacher": teacher})
+        row["teacher"] = teacher
+        rows.append(row)
     return rows
 
 

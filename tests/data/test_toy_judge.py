@@ -117,7 +117,7 @@ sys.exit(7)
 
 def test_a_command_beside_the_judge(tmp_path):
     """The environment leads to it, `python` is this one, and the exit code is the command's."""
-    request = json.dumps(judged.request("mark", 99, case=judged.case(row(GOOD), "response")))
+    request = json.dumps(judged.request("mark", 99, row(GOOD), "response"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     environment["PYTHONPATH"] = str(ROOT)
     judge = [sys.executable, "-m", "data.toy.judge", "--wrong", "0", "--"]
