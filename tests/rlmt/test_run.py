@@ -97,13 +97,12 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     run = start(Args(out="results/a"))
     mine = in_folder / "mine" / "thesis.txt"
     mine.parent.mkdir()
-    for path in (run / "metrics.jsonl", mine):
-        path.write_text("precious\n")
+    mine.write_text("precious")
     assert "results/a exists; --resume continues it" in exits(start, Args(out="results/a"))
     assert "mine exists" in exits(start, Args(out="mine", resume=True))
     for folder in ("mine", "results"):  # never a run of ours, and the parent of one
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
-    assert (run / "metrics.jsonl").read_text() == mine.read_text() == "precious\n"
+    assert mine.read_text() == "precious" and (run / "config.json").exists()
     (run / "checkpoint-1").mkdir()
     start(Args(out="results/a", overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
@@ -141,19 +140,19 @@ def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
 # --- steps
 
 
-@pytest.mark.parametrize("leaves_out_rest", [True, False])
-def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest):
-    rows = list(range(11))
-    n_steps = 3 if leaves_out_rest else 4
-    epochs = []
-    for first in (1, 1 + n_steps):
-        steps = range(first, first + n_steps)
-        shown = [rows_of_step(rows, step, 3, 7, leaves_out_rest=leaves_out_rest) for step in steps]
-        assert len(set(sum(shown, []))) == len(sum(shown, [])) == 11 - 2 * leaves_out_rest
-        epochs.append(shown)
-    assert epochs[0] != epochs[1] and rows_of_step(rows, 1, 3, 7) == epochs[0][0]
-    for seed in ((8,), (7, 1)):
-        assert rows_of_step(rows, 1, 3, *seed) != epochs[0][0]
+@pytest.mark.parametrize("leaves_out_rest, sizes", [(True, [3, 3, 3]), (False, [3, 3, 3, 2])])
+def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest, sizes):
+    def epoch(first: int, *seed: int) -> list[list[int]]:
+        steps = range(first, first + len(sizes))
+        return [
+            rows_of_step(list(range(11)), step, 3, *seed, leaves_out_rest=leaves_out_rest) for step in steps
+        ]
+
+    shown = epoch(1, 7)
+    assert [len(rows) for rows in shown] == sizes and len(set(sum(shown, []))) == sum(sizes)
+    assert shown == epoch(1, 7)
+    for other in (epoch(1 + len(sizes), 7), epoch(1, 8), epoch(1, 7, 1)):
+        assert other != shown
 
 
 def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):

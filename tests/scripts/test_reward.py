@@ -121,14 +121,8 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
     model = loaded()
     args = Args(batch_size=4, micro_batch_tokens=micro_batch_tokens)
     means = train_reward.accumulate_gradients(pairs, model, args, 0, start_accelerator())
-    expected = {
-        "loss": np.mean(losses),
-        "min_reward": np.min(rewards),
-        "mean_reward": np.mean(rewards),
-        "max_reward": np.max(rewards),
-        "accuracy": np.mean(chosen > rejected),
-        "margin": np.mean(chosen - rejected),
-    }
-    assert means == pytest.approx(expected, rel=1e-6)
+    assert means["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert means["accuracy"] == np.mean(chosen > rejected)
+    assert means["margin"] == pytest.approx(np.mean(chosen - rejected), rel=1e-6)
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)

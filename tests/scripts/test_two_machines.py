@@ -49,9 +49,7 @@ def test_two_machines_write_one_run(tmp_path):
     assert "step 2/2" in said[0] and "step " not in said[1]
     written = {path.name for path in (run / "checkpoint-2").iterdir()}
     assert {"model-optimizer-rank0.pt", "model-optimizer-rank1.pt", "complete"} < written
-    base = weights_of(launch.ROOT / "data/toy/base")
-    shapes = {name: weight.shape for name, weight in weights_of(run / "model").items()}
-    assert shapes == {name: weight.shape for name, weight in base.items()}
+    assert weights_of(run / "model").keys() == weights_of(launch.ROOT / "data/toy/base").keys()
 
 
 def test_a_machine_that_does_not_share_the_disk_ends_the_run(tmp_path):
