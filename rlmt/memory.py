@@ -1,7 +1,7 @@
 """Computes the memory that a run needs, from the configs of its models, before anything is loaded.
 
 All numbers are GiB per process, which is a GPU. They are bytes of tensors that stay:
-tests/scripts/test_grpo.py compares them with those of a run. Activations, gathered layers and CUDA's own
+tests/rlmt/test_checkpoint.py compares them with those of a run. Activations, gathered layers and CUDA's own
 memory are not counted. Nor is, on a GPU without FSDP2 and LoRA, the bfloat16 copy of a trained model's
 weights that autocast keeps during each forward, 2 bytes per parameter. What the parts leave free is for all
 these; --micro-batch-tokens bounds the activations.

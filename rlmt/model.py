@@ -122,6 +122,7 @@ def load_weights(
     Exits with 2 if another weight is missing, as it would be random, or if the folder cannot be read.
     """
     config = config or load_config(path)
+    # a head of another shape is left out of the folder's weights here; any other mismatch ends the run below
     options = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": new_head, **SAFE}
     if load_in_4bit:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -139,6 +140,7 @@ def load_weights(
     except (SafetensorError, OSError, ValueError) as error:
         fail(f"{path}: its weights cannot be read ({in_one_line(error)})")
 
+    # transformers draws missing weights at random, with a warning alone
     missing = list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
     body = f"{model.base_model_prefix}." if new_head else ""
     needed = [name for name in missing if name.startswith(body)]
@@ -204,7 +206,7 @@ def load_trained(
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
     if args.lora_r:  # but for the adapter and a head nothing learns
         dtype = compute_dtype(args.dtype)
-    elif folder:
+    elif folder:  # with LoRA the folder holds the adapter alone
         path = str(folder)
     config = load_config(path)
     head = None
@@ -223,7 +225,7 @@ def load_trained(
         config=config,
         load_in_4bit=args.load_in_4bit,
     )
-    if is_critic:
+    if is_critic:  # so that the first advantages are the rewards
         for name in missing:
             nn.init.zeros_(model.get_parameter(name))
     if args.lora_r:
@@ -241,6 +243,7 @@ def load_trained(
                 modules_to_save=head,
             )
             model = get_peft_model(model, lora)
+        # peft gives the adapter the dtype of the frozen weights
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.data = weight.data.float()
@@ -263,7 +266,7 @@ def load_learner(
     optimizer.
     """
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
-    model = Policy(load_trained(path, args, folder), temperature)
+    model = Policy(load_trained(path, args, folder), temperature)  # the loss is of what was sampled, at T
     return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
 
 
@@ -310,6 +313,7 @@ def _adamw_8bit(model: nn.Module, trained: list, options: dict) -> torch.optim.O
     # that of another round, may have the address of an earlier one.
     optimizer.mng = copy.copy(optimizer.mng)
     optimizer.mng.initialize()
+    # an embedding's gradient is 0 for most tokens, which 8 bits represent badly
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             optimizer.mng.override_config(module.weight, "optim_bits", 32)
@@ -331,6 +335,7 @@ class Policy(nn.Module):
         self.temperature = temperature
         self._no_split_modules = model._no_split_modules  # the layers that FSDP2 shards one by one
         config = model.config.get_text_config()
+        # what these models do with their logits after the head, which `forward` applies itself
         self.softcap = getattr(config, "final_logit_softcapping", None)
         for name in ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
             if getattr(config, name, None) not in (None, 1, 1.0):
@@ -370,12 +375,14 @@ class Policy(nn.Module):
         if has_adapter(causal_lm):
             causal_lm = causal_lm.get_base_model()
         n_completion = completion_mask.size(1)
+        # from 0 at a prompt's first token, wherever the padding on its left ends
         position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
         output = causal_lm.base_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         )
 
         # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
+        # padding is left out before the head, whose logits are most of a small model's memory
         is_token = completion_mask.bool()
         hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
         targets = input_ids[:, -n_completion:][is_token]
@@ -393,6 +400,7 @@ class Policy(nn.Module):
                 compute(hidden[chunk], head.weight, head.bias, targets[chunk], entropy_gradient, extra)
             )
 
+        # back from (N,) to (B, T)
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
         return tuple(
             zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
@@ -403,12 +411,14 @@ class Policy(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
+        # bfloat16 tells log-probabilities of 2 nats apart by 0.01 only
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         all_logprobs = (logits / self.temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
+        # without a bonus for entropy its graph would hold another tensor of all logits
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
         if extra == "likeliest":
@@ -495,7 +505,7 @@ def micro_batches(
     """
     rows = longest_first(rows, lengths)
     n_batches = len(_chunks(rows, max_tokens, lengths))
-    if accelerator is not None:
+    if accelerator is not None:  # as many as the process that needs most
         n_batches = accelerator.gather(torch.tensor([n_batches], device=accelerator.device)).max().item()
 
     def suffices(limit: int) -> bool:
@@ -504,7 +514,7 @@ def micro_batches(
     # the largest micro-batch, which sets the peak of memory, is as small as can be
     smallest_limit = bisect_left(range(_padded_tokens(rows, lengths)), True, key=suffices)
     batches = _chunks(rows, smallest_limit, lengths)
-    while len(batches) < n_batches:
+    while len(batches) < n_batches:  # this process needs fewer: it cuts its largest ones
         largest = max(batches, key=len)
         middle = len(largest) // 2
         batches.append(largest[middle:])
@@ -555,7 +565,7 @@ def collate_ids(
 
     Prompts are padded on the left, completions on the right, so all completions begin in the same column.
     """
-    width = max(map(len, prompt_ids))
+    width = max(map(len, prompt_ids))  # the column in which all completions begin
     rows = []
     masks = []
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
@@ -675,6 +685,7 @@ def gradient_exchange(
 
 def sum_and_divide(sums: dict[str, torch.Tensor], n: int, accelerator: Accelerator) -> dict[str, float]:
     """Returns sums of all processes divided by `n`, the tokens or pairs of all processes."""
+    # one exchange for all numbers
     totals = accelerator.reduce(torch.stack(list(sums.values())), "sum") / n
     return dict(zip(sums, totals.tolist(), strict=True))
 
@@ -724,9 +735,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if inner.prefix in name or ".original_module." in name:
             continue
         tensor = weight.detach()
-        if hasattr(
-            weight, "quant_state"
-        ):  # in 4 bits: the values that it stands for, which a forward computes with
+        if hasattr(weight, "quant_state"):  # in 4 bits: the values that they stand for, as in a forward
             from bitsandbytes.functional import dequantize_4bit
 
             tensor = dequantize_4bit(weight.data, weight.quant_state)
@@ -734,6 +743,8 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if name.endswith(".base_layer.weight"):
             layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
             delta = full_tensor(layer.get_delta_weight("default"))
+            # added in float32, and rounded once
             tensor = (tensor.float() + delta).to(tensor.dtype)
+        # the names that the model has without peft
         name = name.removeprefix("base_model.model.").replace(".base_layer", "")
         yield name.replace(".modules_to_save.default", ""), tensor

@@ -166,6 +166,7 @@ def parse_args(args_class: type, presets: dict[str, dict]):
             preset = value
     if preset and preset not in presets:
         fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
+    # the preset's values become the defaults, so tyro lets flags override them
     values = presets.get(preset, {})
     default = dataclasses.replace(args_class(), **values)
     for field in dataclasses.fields(default):
@@ -277,6 +278,7 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
             _check_resume(run, config)
         else:
             _check_new_run(run, args)
+    # rank 0 decides for all, as another machine's view of the folder may lag behind
     if broadcast_object_list([is_resume and _is_finished(run, arguments)])[0]:
         state.print(f"{run} is complete; --overwrite starts it anew")
         state.destroy_process_group()
@@ -294,7 +296,7 @@ def start_run(start: Start) -> Path:
     if state.is_main_process:
         run.mkdir(parents=True, exist_ok=True)
         lock_folder(run)
-        if not start.is_resume:
+        if not start.is_resume:  # --overwrite; what may be deleted was checked in check_run
             for path in _contents(run):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -321,9 +323,8 @@ def check_shared_disk(run: Path) -> None:
     if state.is_main_process:
         mark.touch()
     state.wait_for_everyone()
-    run.mkdir(
-        parents=True, exist_ok=True
-    )  # asks the disk: a machine may remember that there is no such folder
+    # asks the disk: a machine may remember that there is no such folder
+    run.mkdir(parents=True, exist_ok=True)
     is_seen = gather_object([mark.exists()])
     if state.is_main_process:
         mark.unlink()
@@ -398,6 +399,7 @@ def _check_resume(run: Path, now: dict) -> None:
     """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
     before = json.loads((run / "config.json").read_text())
     changed = []
+    # constants at the top of a script are hyperparameters that a user edits inline
     for old, new in ((before["args"], _lasting(now["args"])), (before["constants"], now["constants"])):
         for name, value in new.items():
             if old.get(name) != value:
@@ -424,6 +426,7 @@ def environment() -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=root).stdout
 
     commit = git("rev-parse", "HEAD").strip()
+    # with them the code of any run can be had again
     changes = git("diff", "HEAD", "--", ".", ":!results", ":!notebooks")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return "\n".join([commit, *gpus, *installed_packages(), changes])
@@ -460,7 +463,7 @@ def resume(folder: Path, args, accelerator: Accelerator) -> Run:
         first_step = last_logged = step_of(checkpoint)
     if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
-    if accelerator.is_main_process:
+    if accelerator.is_main_process:  # steps behind the checkpoint are trained, and logged, once more
         for name in LOGS:
             cut_log(folder / name, last_logged)
     accelerator.wait_for_everyone()
@@ -493,6 +496,7 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
     if not leaves_out_rest:
         steps_per_epoch = math.ceil(len(rows) / per_step)
     epoch, position = divmod(step - 1, steps_per_epoch)
+    # a generator of its own: what else was drawn before does not change the order
     order = np.random.default_rng((*seed, epoch)).permutation(len(rows))
     chosen = order[position * per_step : (position + 1) * per_step]
     return [rows[place] for place in chosen]
@@ -501,7 +505,7 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
 def plan_steps(n_rows: int, args, accelerator: Accelerator) -> int:
     """Returns the steps of `args.epochs` over the rows; exits with 2 if the processes cannot share a step."""
     n_processes = accelerator.num_processes
-    if args.batch_size % n_processes:
+    if args.batch_size % n_processes:  # it counts rows over all processes
         fail(f"--batch-size {args.batch_size} cannot be shared by {n_processes} processes; use a multiple")
     steps = max(1, round(args.epochs * (n_rows // args.batch_size)))
     accelerator.print(f"{steps} steps of {args.batch_size} rows, on {n_processes} processes")
@@ -531,7 +535,7 @@ class Timer:
     def end(self, phase: str) -> None:
         """Adds the time since the last call to time/<phase>. Waits for the GPU first."""
         if torch.cuda.is_available():
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # kernels run on after the call that started them has returned
             gib = torch.cuda.max_memory_allocated() / 2**30
             self.metrics[f"memory/{phase}"] = max(gib, self.metrics.get(f"memory/{phase}", 0.0))
             torch.cuda.reset_peak_memory_stats()
@@ -580,7 +584,7 @@ class Training:
         """Whether this process received SIGTERM."""
         self.started = time.monotonic()
         self.n_tokens = 0
-        if self.run.accelerator.is_main_process:
+        if self.run.accelerator.is_main_process:  # a resumed run counts on
             for line in read_log(self.run.folder / "metrics.jsonl")[-1:]:
                 self.n_tokens = line.get("num_tokens", 0)
         self.tracker = start_tracker(self.run)
@@ -616,10 +620,11 @@ class Training:
         if completions and self.run.accelerator.is_main_process:
             rows = [{"step": step, **completion.row()} for completion in completions]
             append_jsonl(self.run.folder / "completions.jsonl", rows)
+        # after the log, so that the step which ends a run can be looked at
         for check in self.checks:
             self.end_reason = check(step, metrics, completions) or self.end_reason
 
-        is_stopping = self._sigterm_came()
+        is_stopping = self._sigterm_came()  # asked of all processes, as all of them must save
         is_last = step == self.n_steps or bool(self.end_reason)
         if is_stopping or is_last or step % self.run.args.save_steps == 0:
             self._save(step)
@@ -657,6 +662,7 @@ class Training:
             value = metrics.get(key)
             if value is not None and math.isfinite(value):
                 shown.append(f"{title} {value:.4g}")
+        # of this start alone: steps before a resume took other time
         minutes_left = elapsed / (step - self.run.first_step) * (self.n_steps - step) / 60
         shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
         print(f"step {step}/{self.n_steps}", *shown, sep="  ", flush=True)
@@ -705,7 +711,7 @@ def training(*parts, **options) -> Iterator[Training]:
     """
     _hold_process_group()
     train = Training(*parts, **options)
-    before = signal.signal(signal.SIGTERM, train.on_sigterm)
+    before = signal.signal(signal.SIGTERM, train.on_sigterm)  # launchers and schedulers send it
     try:
         yield train
     except Stopped as stopped:
@@ -740,7 +746,7 @@ def start_tracker(run: Run):
             id_file.write_text(f"{run.folder.parent.name}-{run.folder.name}-{secrets.token_hex(4)}")
         name = id_file.read_text()
         settings = {"name": name, "config": dataclasses.asdict(run.args), "resume": "allow"}
-        if report_to == "wandb":
+        if report_to == "wandb":  # its id makes a resumed run go on in the same curves
             settings |= {"id": name, "dir": str(run.folder)}
         tracker = tracker_class("rlmt", **settings)
     tracker.start()
@@ -782,7 +788,7 @@ def write_summary(run: Path, summary: dict) -> None:
 def finish_run(run: Path, summary: dict, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process
     group."""
-    write_summary(run, summary)
+    write_summary(run, summary)  # after model/: its existence says that the run is complete
     PartialState().wait_for_everyone()
     leave(sampler)
     if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them

@@ -12,15 +12,13 @@ import math
 import sys
 from pathlib import Path
 
-import nltk
 import numpy as np
 import pytest
 
 import eval_benchmarks
 import page
 from rlmt import run as runs
-from benchmarks import accuracy, ifeval, scoring, verified
-from benchmarks.table import BENCHMARKS
+from benchmarks import accuracy, verified
 from rlmt import data as rlmt_data
 
 ROOT = Path(__file__).parents[2]
@@ -131,19 +129,6 @@ def test_popqa(tmp_path, capsys):
         tmp_path,
     )
     assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
-
-
-def test_tasks_that_could_not_be_asked_or_scored_are_refused_when_they_are_loaded(tmp_path, exits):
-    good = {"question": "Q", "answers": ["A"]}
-    for bad, message in (
-        ({"question": "Q"}, "row 2: no field answers or possible_answers (found question)"),
-        ({"question": "Q", "possible_answers": 7}, "row 2: field possible_answers has the wrong type"),
-        ({"question": "Q", "possible_answers": "['A']"}, "Expecting value"),
-    ):
-        data = write(tmp_path / "popqa.jsonl", [good, bad])
-        assert message in exits(verified.load_popqa, data)
-    data = write(tmp_path / "grid.json", [{"id": "x", "solution": {"header": [], "rows": []}}])
-    assert f"{data}, row 1: no field puzzle" in exits(verified.load_zebralogic, data)
 
 
 LETTERS = [  # response, letter
@@ -370,27 +355,6 @@ def test_zebralogic_check(response, right):
     assert (out["answer"] is None) == (right is None)
 
 
-def test_zebralogic_scores(tmp_path, capsys):
-    data = write(tmp_path / "grid.json", [GRID, GRID | {"id": "x"}])
-    rows = [
-        {"id": "lgp-2x2", "response": REPLIES[0][0]},
-        {"id": "lgp-2x2", "response": ""},
-        {"id": "x", "response": "{}"},
-    ]
-    out = score("zebralogic", rows, data, tmp_path)
-    assert (out["accuracy"], out["n_unparsed"]) == (0.25, 2)
-    masked = GRID | {"solution": {"header": ["House", "Name"], "rows": [["___", "___"], ["___", "___"]]}}
-    write(tmp_path / "masked.json", [masked])
-    assert "masked" in refused(capsys, "zebralogic", rows[:1], tmp_path / "masked.json", tmp_path)
-    assert "files match" in refused(
-        capsys, "zebralogic", rows[:1], tmp_path, tmp_path
-    )  # several files in the folder
-    filled = GRID | {"template": verified.zebralogic_template(GRID["solution"])}
-    text = verified.ZEBRALOGIC_PROMPT.format(**filled)
-    assert '"House 2": {"Name": "___", "Pet": "___"}' in text
-    assert verified.zebralogic_check(GRID, text)["answer"] == ("___",) * 4
-
-
 # --- HumanEval
 
 
@@ -467,55 +431,7 @@ def test_best_at_k():
         assert accuracy.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
 
 
-def test_values_at_k_of_a_benchmark(tmp_path):
-    """Equal answers are those that the check takes for one; intervals are over tasks."""
-    answers = [("1/2", -2.0), ("\\frac{1}{2}", -1.0), ("0.5", 3.0), ("2", 9.0), ("2", None)]
-    tasks = [{"unique_id": str(i), "problem": "?", "answer": "\\frac12"} for i in range(2)]
-    data = write(tmp_path / "test.jsonl", tasks)
-    rows = []
-    for answer, reward in answers:
-        rows.append({"unique_id": "0", "response": f"\\boxed{{{answer}}}", "reward": reward})
-        rows.append({"unique_id": "1", "response": "Nothing.", "reward": reward})
-    out = score("math500", rows, data, tmp_path)
-    assert (out["accuracy"], out["pass@5"], out["maj@5"], out["best@5"]) == (0.3, 0.5, 0.5, 0.0)
-    assert out["maj@5_interval"] == [0, 1] and out["best@5_interval"] == [0, 0]
-    for row in rows:
-        del row["reward"]
-    assert "best@5" not in score("math500", rows, data, tmp_path)
-
-    grids = [{"House 1": {"A": " X ", "B": ["y"]}}, {"House 1": {"A": "x", "B": "Y", "C": "z"}}, {}]
-    task = {"id": "p", "puzzle": "P", "solution": {"header": ["House", "A", "B"], "rows": [["1", "x", "y"]]}}
-    data = write(tmp_path / "zebra.jsonl", [task])
-    rows = [{"id": "p", "response": json.dumps({"solution": grid})} for grid in [{}, *grids, {}]]
-    assert score("zebralogic", rows[1:4], data, tmp_path)["maj@3"] == 1
-    assert score("zebralogic", rows, data, tmp_path)["maj@5"] == 0
-
-
 # --- prompts and the command
-
-
-def test_prompts():
-    assert BENCHMARKS["ifeval"].prompt.format(prompt="{a} 50%") == "{a} 50%"  # braces of a task stay
-
-
-def test_bad_files(tmp_path, capsys):
-    data = write(tmp_path / "test.jsonl", [{"question": "Q", "answer": "#### 1"}])
-    message = lambda rows, data=data: refused(capsys, "gsm8k", rows, data, tmp_path)
-    row = [{"question": "Q", "response": "x"}]
-    assert "none.jsonl: no such file" in message(tmp_path / "none.jsonl")
-    assert "cannot be read, here or from the hub" in message(row, tmp_path / "none")
-    (tmp_path / "torn.jsonl").write_text('{"question": "Q", "response": "x"}\n{"quest')
-    assert "torn.jsonl:2: not JSON" in message(tmp_path / "torn.jsonl")
-    (tmp_path / "test.json").write_text("[1, 2")
-    assert "test.json: not JSON" in refused(capsys, "math500", row, tmp_path / "test.json", tmp_path)
-    write(tmp_path / "test.json", [{"problem": "P", "answer": "1"}, {"problem": "Q"}])
-    assert "test.json, row 2: no field answer (found problem)" in refused(
-        capsys, "math500", row, tmp_path / "test.json", tmp_path
-    )
-    (tmp_path / "test.json").unlink()
-    write(tmp_path / "test.jsonl.old", [])
-    assert "2 files match test.jsonl* (test.jsonl, test.jsonl.old)" in message(row, tmp_path)
-    assert "rows.jsonl:2: question 'R' fits no task" in message(row + [{"question": "R", "response": "x"}])
 
 
 # --- generation and judges, by the command
@@ -569,94 +485,6 @@ def test_generate_and_score(run, tmp_path):
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
 
 
-def test_answers_to_other_prompts_are_not_kept(run, tmp_path):
-    """Positions are the ids of the tasks, so a data set whose order changes has the same ids for other
-    prompts."""
-    data = tmp_path / "data"
-    data.mkdir()
-    questions = [{"question": f"What is {i}?", "answer": f"#### {i}"} for i in range(3)]
-    write(data / "test.jsonl", questions)
-    summary = tmp_path / "run" / "summary.json"
-    command = ("gsm8k", *MODEL, "--data", data, "--out", tmp_path / "run")
-    run(*command)
-    summary.unlink()  # as if it had been killed before the end
-    run(*command, "--resume")
-    summary.unlink()
-
-    write(data / "test.jsonl", [questions[0], questions[2], questions[1]])
-    said = run(*command, "--resume", code=2)
-    assert "generations.jsonl has an answer to task 1-0 that was given to another prompt" in said
-    assert "--overwrite starts anew" in said and not summary.exists()
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return rlmt_data.read_log(folder / "rows.jsonl")
-
-
-def test_stored_rows_have_no_metric_either_if_too_many_are_invalid(tmp_path):
-    data = write(tmp_path / "test.jsonl", [{"question": q, "answer": "#### 1"} for q in "ab"])
-    rows = [{"question": "a", "response": "#### 1"}, {"question": "b", "response": None}]
-    out = score("gsm8k", rows, data, tmp_path, max_invalid=0.01)
-    assert (out["n"], out["n_invalid"], out["accuracy"]) == (2, 1, None)
-    assert out["withheld"]["accuracy"] == 1
-    assert score("gsm8k", rows, data, tmp_path, max_invalid=0.5)["accuracy"] == 1
-
-
-def test_a_line_of_runs_csv_counts_what_its_value_is_of():
-    """Instructions for instruction_*."""
-    args = eval_benchmarks.Args(name="ifeval")
-    numbers = {
-        "prompt_strict": 0.0,
-        "prompt_strict_interval": (0.0, 0.0),
-        "n": 3,
-        "n_invalid": 1,
-        "n_instructions": 4,
-    }
-    numbers |= {"instruction_strict": 0.5, "prompt_loose": 1.0, "instruction_loose": 1.0}
-    lines = {line["metric"]: line for line in eval_benchmarks.index_rows(args, numbers, "f")}
-    assert [lines[metric]["n"] for metric in ("prompt_strict", "instruction_strict")] == [3, 4]
-    assert (lines["prompt_strict"]["low"], lines["prompt_strict"]["high"]) == (0, 0)
-
-
-def test_stored_rows_of_ifeval_are_found_by_their_prompts():
-    tasks = [{"key": key, "prompt": f"Do {key}."} for key in (1, 2)]
-    rows = [{"prompt": "Do 2.", "response": "x"}, {"key": 1, "response": "x"}]
-    assert [result["key"] for result in scoring.match_rows(rows, tasks, ifeval.KEYS, "rows")] == [2, 1]
-
-
-REWARD_MODEL = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
-
-
-def test_best_of_n_by_a_reward_model(run, tmp_path):
-    """Several answers are scored each."""
-    data = write(
-        tmp_path / "test.jsonl", [{"question": f"How much is {i}?", "answer": "#### 1"} for i in range(3)]
-    )
-    several = ("--samples", 4, "--max-tokens", 96, "--think-format", "plain", *REWARD_MODEL)
-    run("gsm8k", *MODEL, *several, "--data", data, "--out", tmp_path / "run")
-    rows = rows_of(tmp_path / "run")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert len(rows) == 12 and all(("reward" in row) == (row["status"] == "ok") for row in rows)
-    rewards = [row["reward"] for row in rows if "reward" in row]
-    assert len(set(rewards)) > 2 and summary["proxy_reward"] == pytest.approx(sum(rewards) / len(rewards))
-    assert summary["best@4"] == 0 and summary["best@4_interval"] == [0, 0]
-    assert summary["tokens_per_task"] == sum(row["n_tokens"] for row in rows) / 3
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [row["metric"] for row in index] == ["accuracy", "maj@4", "best@4"]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["gsm8k"], "--data is missing"),
-        (["gsm8k", "--data", "."], "--model is missing"),
-        (["gsm8k", "--data", "no/such", "--model", "m"], "cannot be read, here or from the hub"),
-    ],
-)
-def test_what_cannot_run_is_said_first(words, message, run):
-    assert message in run(*words, code=2)
-
-
 # --- everything is checked before it costs
 
 
@@ -665,18 +493,6 @@ def refuses(run, message: str, *words, out: Path) -> None:
     for mode in ((), ("--dry-run",)):
         assert message in run(*words, "--out", out, *mode, code=2)
         assert not out.exists()
-
-
-IFEVAL_TASK = {"key": 1, "prompt": "Say it.", "kwargs": [{}]}
-
-
-@pytest.mark.parametrize("name, known", [("ifeval", "punctuation:no_comma"), ("ifbench", "words:palindrome")])
-def test_missing_nltk_data_is_said_before_anything_is_generated(name, known, run, tmp_path, monkeypatch):
-    data = write(tmp_path / "data.jsonl", [IFEVAL_TASK | {"instruction_id_list": [known]}])
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    ifeval.ifeval_checkers.cache_clear()
-    ifeval.require_nltk_data.cache_clear()
-    refuses(run, "python -m nltk.downloader punkt_tab", name, *MODEL, "--data", data, out=tmp_path / "run")
 
 
 def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, tmp_path, no_sandbox):

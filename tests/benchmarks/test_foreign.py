@@ -11,20 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CHATML, LLAMA, build_tokenizer, tiny_config
-from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 import eval_benchmarks
-import eval_sentient
-import eval_wildbench
-from rlmt import sampler as rollout
 from rlmt import chat as templates
-import train_sft_warmstart
-import utils
-from benchmarks import reward_model, shared
+from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
 import trl
 from benchmarks.shipped import use_as_shipped
-from rewards import simulated_user
 from rlmt import chat as rlmt_chat
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
@@ -97,40 +91,6 @@ def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
     prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
     assert prompt.endswith(opening)
     assert ("today's date" in line) == ("strftime_now" in shipped.chat_template)
-
-
-def test_its_ends_of_turn_are_those_of_generation_config_and_tokenizer(folders, tmp_path):
-    """<|end|> ends a message of gpt-oss, and not its turn."""
-    tokenizer = AutoTokenizer.from_pretrained(folders["gptoss"])
-    tokenizer.save_pretrained(tmp_path)
-    call, end, returned = tokenizer.convert_tokens_to_ids(["<|call|>", "<|end|>", "<|return|>"])
-    GenerationConfig(eos_token_id=[returned, call]).save_pretrained(tmp_path)
-    loaded = rlmt_chat.load_tokenizer(str(tmp_path))
-    use_as_shipped(loaded, "auto", "auto", {})
-    assert loaded.stop_ids == sorted([call, returned]) and end not in loaded.stop_ids
-
-
-def test_arguments_of_a_template(folders, exits):  # noqa: F811
-    def load(*pairs: str, case: str = "qwen3"):
-        args = eval_benchmarks.Args(name="ifeval", model=folders[case], chat_template_args=pairs)
-        return shared.load_model_tokenizer(args)
-
-    assert load("enable_thinking=false").opening == "<think>\n\n</think>\n\n"
-    assert load().opening == ""
-    prompt = load("reasoning_effort=low", case="gptoss")
-    assert "Reasoning: low" in prompt.decode(templates.encode_prompt(prompt, [USER]))
-    assert "has no argument 'enable_thinkin'" in exits(load, "enable_thinkin=false")
-    assert "write KEY=VALUE" in exits(load, "enable_thinking")
-
-
-def test_a_base_model_is_still_asked_for_a_zero_format(folders):
-    """Its own template, if it has one, would not ask."""
-    for case in ("qwen2_5", "qwen3"):
-        tokenizer = rlmt_chat.load_tokenizer(folders[case])
-        line = use_as_shipped(tokenizer, "zero_think", "auto", {})
-        assert line.startswith("chat template: zero_think;")
-        prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
-        assert utils.THINK_FORMATS["zero_think"].instruction in prompt
 
 
 # --- 2. completions
@@ -225,14 +185,6 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
     shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")
 
 
-def test_a_reward_model_reads_foreign_thinking_in_our_format(folders):
-    args = eval_wildbench.Args(model=folders["gptoss"])
-    row = {"text": f"{ANALYSIS}z<|end|>{FINAL}y", "thinking": "z", "response": "y"}
-    assert reward_model.scored_format(args) == "think"
-    assert reward_model.scored_text(args, row) == utils.join_thinking("z", "y", "think")
-    assert reward_model.scored_text(args, row | {"thinking": ""}) == "y"
-
-
 # --- 3. generation with models that have learned one completion by heart
 
 LEARNED = {  # what the model writes after its prompt, and what is read from it
@@ -303,41 +255,6 @@ def test_a_foreign_model_answers_and_its_thinking_is_stripped(folders, tmp_path,
 # --- 4. conversations
 
 
-@pytest.mark.parametrize("case", ["qwen3", "deepseek_r1_distill", "gptoss"])
-def test_the_template_decides_what_is_read_of_earlier_thinking(folders, case):
-    """None of these families shows a model the thinking of its earlier turns."""
-    args = eval_sentient.Args(model=folders[case])
-    tokenizer = shared.load_model_tokenizer(args)
-    style = shared.think_format(args)
-    written = "z z z</think>y 1"
-    if style == "channels":
-        written = f"{ANALYSIS}z z z<|end|>{FINAL}y 1"
-
-    profile = {"id": "a", "player": "p", "scene": "s", "task": "t", "first_talk": "Hi!", "system": "Be kind."}
-    dialogue = simulated_user.start(profile, simulated_user.SAGE)
-    text = shared.whole_turn(args, written, True)
-    parts = shared.split_answer(text, style)
-    shows_response = shared.answer_shows_response(text, style)
-    simulated_user.add_split_turn(dialogue, simulated_user.SAGE, text, parts, shows_response)
-    simulated_user.add_user_turn(dialogue, simulated_user.SAGE, "Go on.", 1)
-    assert dialogue["history"][1]["status"] == "ok" and dialogue["history"][1]["content"] == "y 1"
-
-    shipped = AutoTokenizer.from_pretrained(folders[case])
-    chat = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Hi!"},
-        {"role": "assistant", "content": "y 1"},
-        {"role": "user", "content": "Go on."},
-    ]
-    expected = shipped.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    messages = simulated_user.chat_messages(dialogue)
-    assert templates.encode_prompt(tokenizer, messages) == expected
-    if style == "tags":  # given the thinking, their templates drop it
-        kept = simulated_user.chat_messages(dialogue, keep_thinking=True)
-        assert "z z z" in kept[2]["content"]
-        assert templates.encode_prompt(tokenizer, kept) == expected
-
-
 # --- 5. our own checkpoints, and templates by --chat-template FILE
 
 
@@ -346,74 +263,3 @@ def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
     tokenizer.save_pretrained(folder)
     (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
     return str(folder)
-
-
-def test_a_template_by_file_is_used_as_it_is(load, tmp_path):
-    """It opens the thinking and drops it from earlier turns: training refuses that, evaluation does as
-    told."""
-    tokenizer = load("qwen25_instruct")
-    templates.prepare_tokenizer(tokenizer, "think")
-    model = checkpoint(tmp_path / "model", tokenizer, "think")
-    file = tmp_path / "opens.jinja"
-    file.write_text((SHIPPED / "qwen3_5_think.jinja").read_text())
-
-    args = eval_wildbench.Args(model=model, chat_template=str(file))
-    tokenizer = shared.load_model_tokenizer(args)
-    assert (shared.think_format(args), tokenizer.opening) == ("think", "<think>\n")
-    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, CHATS["three turns"]))
-    assert prompt.endswith("<|im_start|>assistant\n<think>\n")
-    text = shared.whole_turn(args, "z\n</think>\n\ny", True)
-    assert utils.split_thinking(text, "think") == ("z", "y", "ok")
-    assert utils.split_thinking(shared.whole_turn(args, "z", False), "think", False) == ("z", "", "truncated")
-
-
-# A reconstruction: it instructs like the templates of the paper's authors for Zero models, in other words. As
-# theirs, it writes nothing after the assistant's words, so no token of it ends a turn.
-LIKE_THE_AUTHORS = """{{- bos_token }}
-{{- "Plan within <think> </think> tags, then respond within <response> </response> tags.\\n\\n" }}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}
-        {{- "User: <query>" + message['content'] | trim + "</query>\\n" }}
-    {%- elif message.role == 'assistant' %}
-        {{- "Assistant: " + message['content'] | trim }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- "Assistant:" }}
-{%- endif %}"""
-
-
-@pytest.mark.parametrize("family, end", [("llama_base", "<|end_of_text|>"), ("qwen25_base", "<|endoftext|>")])
-def test_a_template_that_leaves_the_end_to_the_model_is_trained_on(load, tmp_path, family, end):
-    file = tmp_path / "authors.jinja"
-    file.write_text(LIKE_THE_AUTHORS)
-    tokenizer = load(family)
-    line = templates.prepare_tokenizer(tokenizer, "zero_think", str(file))
-    assert line.startswith(f"chat template: {file}; end of turn {end!r}") and tokenizer.pad_token != end
-    text = utils.join_thinking("z", "y", "zero_think")
-    assert tokenizer.decode(templates.encode_completion(tokenizer, text)) == text + end
-    prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
-    assert prompt.endswith("User: <query>What is 2+2 ?</query>\nAssistant:")
-
-    # what was trained with it is evaluated with it, whether its think_format.json is there or not
-    model = checkpoint(tmp_path / "model", tokenizer, "zero_think")
-    for _ in range(2):
-        evaluated = rlmt_chat.load_tokenizer(model)
-        given = rlmt_chat.read_trained_as(model).get("think_format", "auto")
-        use_as_shipped(evaluated, given, "auto", {})
-        assert evaluated.think_format == "zero_think" and evaluated.opening == ""
-        assert evaluated.stop_ids == [tokenizer.eos_token_id]
-        assert templates.encode_prompt(evaluated, [USER]) == templates.encode_prompt(tokenizer, [USER])
-        (tmp_path / "model" / "think_format.json").unlink(missing_ok=True)
-
-
-def test_sft_trains_on_the_end_of_such_a_template(load, tmp_path):
-    file = tmp_path / "authors.jinja"
-    file.write_text(LIKE_THE_AUTHORS)
-    tokenizer = load("llama_base")
-    templates.prepare_tokenizer(tokenizer, "think", str(file))
-    trace = {"id": "a", "messages": [USER], "thinking": "z", "response": "y"}
-    kept, _ = train_sft_warmstart.build_rows([trace], tokenizer, "think", 10**6)
-    assert kept[0].ids[-1] == tokenizer.eos_token_id
-    sample = rollout.Sample(templates.encode_completion(tokenizer, "y"), None, True)
-    assert rollout.text_of(tokenizer, sample) == "y"

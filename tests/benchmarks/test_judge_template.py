@@ -6,20 +6,17 @@ files are skipped.
 """
 
 import ast
-import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 import eval_benchmarks
 import eval_wildbench
 from rlmt import chat as templates
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, judge_template, shared, wildbench
-from benchmarks.judge_template import Placeholders, fill, fill_messages, read_template
+from benchmarks import alpacaeval2, creativewriting3, shared, wildbench
+from benchmarks.judge_template import fill, fill_messages, read_template
 
-ROOT = Path(__file__).parents[2]
 DATA_FILES = "eval/reason_benchmarks/data_files"
 
 
@@ -33,8 +30,6 @@ def of_the_authors(path: str) -> str:
 
 
 # --- reading and filling in
-
-BOTH = Placeholders(("question", "answer"), ("history",))
 
 
 def test_placeholders_are_filled_in_one_pass_and_all_other_braces_stay():
@@ -54,33 +49,6 @@ def test_a_template_is_one_message_or_a_message_for_each_chatml_turn():
         {"role": "system", "content": "Judge."},
         {"role": "user", "content": "<|im_start|>user\nq<|im_end|>| a\n"},
     ]
-
-
-def test_a_template_that_does_not_fit_is_refused(tmp_path, exits):
-    file = tmp_path / "t.txt"
-    known = "it knows {$question}, {$answer}, {$history}"
-    for text, message in (
-        ("{$question} {$anwser} {$answer}", f"cannot fill {{$anwser}} here; {known}"),
-        ("{question} {anwser}", f"no {{$answer}} here; {known}"),
-        ("Who wins?", f"no {{$question}}, {{$answer}} here; {known}"),
-    ):
-        file.write_text(text)
-        read_template.cache_clear()
-        line = exits(read_template, str(file), BOTH, " here")
-        assert line == f"error: --template {file}: {message}"
-    assert "nowhere.txt" in exits(read_template, str(tmp_path / "nowhere.txt"), BOTH)
-
-
-def test_the_wording_names_the_file_and_its_text(tmp_path):
-    assert judge_template.describe_wording("") == "our own"
-    (tmp_path / "a.txt").write_text("x")
-    first = judge_template.describe_wording(str(tmp_path / "a.txt"))
-    assert first == "a.txt 2d711642b726"  # SHA-256 of x
-    of_folder = judge_template.describe_wording(str(tmp_path))
-    (tmp_path / "a.txt").write_text("y")
-    assert judge_template.describe_wording(str(tmp_path / "a.txt")) != first
-    assert judge_template.describe_wording(str(tmp_path)) != of_folder
-    assert of_folder.startswith(f"{tmp_path.name} ")
 
 
 # --- the files of the paper's authors, unchanged
@@ -191,77 +159,5 @@ def test_the_authors_chat_templates(load, tmp_path, family, file, name, think_fo
 
 # --- the Zero instruction, and a chat template behind an endpoint
 
-ODD = 'Think in <think> </think>, answer in <response> </response>: "so" {% of \\ é \U0001f600}\n'
-
-
-def test_the_zero_instruction_by_file(load, tmp_path):
-    file = tmp_path / "zero.txt"
-    file.write_text(ODD)
-    tokenizer = load("llama_base")
-    line = templates.prepare_tokenizer(tokenizer, "zero_think", str(file))
-    assert line.startswith(f"chat template: {file};")
-    question = [{"role": "user", "content": "Q"}]
-    rendered = templates.render(tokenizer, question, tokenize=False, add_generation_prompt=True)
-    assert rendered == f"{tokenizer.bos_token}{ODD.strip()}\n\nUser: Q\n\nAssistant:"
-
-    with pytest.raises(ValueError, match="no Jinja in it"):
-        templates.prepare_tokenizer(load("llama_base"), "think", str(file))
-    file.write_text("Think first.")
-    with pytest.raises(ValueError, match="which asks for all their tags"):
-        templates.prepare_tokenizer(load("llama_base"), "zero_think", str(file))
-    file.write_text("Answer in <response> </response>.")
-    templates.prepare_tokenizer(load("llama_base"), "zero_plain", str(file))
-
-
-def test_a_chat_template_behind_an_endpoint_is_the_servers(exits):
-    args = eval_wildbench.Args(model="m", model_url="http://localhost:1/v1", chat_template="mine.jinja")
-    line = exits(shared.check_model, args)
-    assert "the server at --model-url applies its own" in line and "vllm serve m --chat-template" in line
-
 
 # --- the words reach the judge
-
-
-def test_arenahard_by_a_folder_of_templates(serve, monkeypatch, tmp_path, exits):
-    """One for each category; another wording is another fingerprint."""
-    monkeypatch.chdir(ROOT)
-    questions = []
-    for uid, category in (("h", "hard_prompt"), ("c", "creative_writing")):
-        questions.append(json.dumps({"uid": uid, "category": category, "prompt": f"Do {uid}."}))
-        baseline = json.dumps({"uid": uid, "answer": "base", "metadata": {}})
-        (tmp_path / f"baseline_{arenahard2.BASELINES[category]}.jsonl").write_text(baseline)
-    (tmp_path / "question.jsonl").write_text("\n".join(questions))
-    folder = tmp_path / "judge"
-    folder.mkdir()
-    for category in arenahard2.TEMPLATES:
-        text = f"<|im_start|>system\nMINE {category}<|im_end|>\n<|im_start|>user\n"
-        (folder / f"{category}.txt").write_text(text + "{QUESTION}|{ANSWER_A}|{ANSWER_B}<|im_end|>")
-    server = serve(lambda text, n: "[[A=B]]")
-    summaries = []
-    for template in (str(folder), ""):
-        flags = {"model": "data/toy/base", "max_tokens": 8, "judge": "j", "judge_url": server.url}
-        flags |= {"data": str(tmp_path), "template": template, "out": str(tmp_path / f"run{len(summaries)}")}
-        eval_benchmarks.main(eval_benchmarks.Args(name="arenahard2", **flags))
-        summaries.append(json.loads(Path(flags["out"], "summary.json").read_text()))
-    theirs, own = summaries
-    asked = [request["messages"] for request, _ in server.requests if "MINE" in str(request["messages"])]
-    systems = sorted(messages[0]["content"] for messages in asked)
-    # one more tries the judge
-    assert systems == ["MINE creative_writing"] * 2 + ["MINE hard_prompt"] * 3
-    assert sum(messages[1]["content"].startswith(("Do h.|base|", "Do c.|base|")) for messages in asked) == 3
-    assert theirs["wording"] == judge_template.describe_wording(str(folder)) and own["wording"] == "our own"
-    assert own["fingerprint"] != theirs["fingerprint"]
-
-
-def test_alpacaeval_needs_the_template_of_its_protocol(tmp_path, exits):
-    file = tmp_path / "mine.txt"
-    file.write_text("Rank {$instruction}|{$model_output}|{$reference}")
-    args = eval_benchmarks.Args(name="alpacaeval2", template=str(file), protocol="paper")
-    request = eval_benchmarks.requests_about(args, TASK, "mine")["judge_text"]
-    answers = ["mine", TASK["output"]]
-    if alpacaeval2.model_side(TASK["instruction"]) == "B":
-        answers.reverse()
-    assert request["messages"][0]["content"] == "|".join(["Rank " + TASK["instruction"], *answers])
-    args.protocol = "official"
-    said = exits(eval_benchmarks.requests_about, args, TASK, "mine")
-    assert "cannot fill {$model_output} with --protocol official" in said

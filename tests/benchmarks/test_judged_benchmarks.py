@@ -2,7 +2,6 @@
 it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
 
 import csv
-import gzip
 import itertools
 import json
 import math
@@ -14,10 +13,9 @@ import pytest
 
 import eval_benchmarks
 import eval_wildbench
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, scoring, shared
+from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
-from rewards.preference import RewardModel
 from rlmt.data import read_log, read_rows
 
 from rlmt.run import parse_args
@@ -120,18 +118,6 @@ def test_alpacaeval2_published(model, tmp_path):
     assert (out["n"], out["n_invalid"], out["n_missing"], len(out["rows"])) == (805, 0, 0, 805)
 
 
-def test_alpacaeval2_published_weights_give_the_published_win_rates():
-    difficulties = table("alpacaeval2/instruction_difficulty.csv")
-    difficulty = np.array([float(row["instruction_difficulty"]) for row in difficulties])
-    rows = table("alpacaeval2/glm_weights.csv")
-    for row in rows:
-        weights = [float(row[f"w_{name}"]) for name in ("tanh_length", "instruction_difficulty", "model")]
-        gap = alpacaeval2.win_rate_at_equal_length(weights, difficulty)
-        gap -= float(row["published_length_controlled_win_rate"])
-        assert (abs(gap) < 1e-6) == (row["equal_1e-6"] == "yes")
-    assert len(rows) == 97
-
-
 def test_alpacaeval2_paper_variant_by_hand(monkeypatch):
     monkeypatch.setattr(alpacaeval2, "REFITS", 200)
     wins, delta = np.array([1, 1, 1, 0] * 50), np.zeros(200)
@@ -140,29 +126,6 @@ def test_alpacaeval2_paper_variant_by_hand(monkeypatch):
     assert alpacaeval2.paper_interval(wins, delta) == pytest.approx([69, 81], abs=1.5)
     wins = np.array([1, 0] * 50)  # it wins exactly when it is longer: at equal length nothing is left
     assert abs(alpacaeval2.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
-
-
-def test_alpacaeval2_reads_official_and_partial_rows(tmp_path):
-    folder = stored("alpacaeval2")
-    baseline = json.load(gzip.open(folder / "gpt4_1106_preview_baseline.json.gz"))
-    annotations = read_rows(folder / "annotations__claude-2.1.jsonl.gz", make_ids=False)
-    reference = score("alpacaeval2", annotations, folder, tmp_path)
-    rows = []  # the official annotations.json has texts instead of index and length
-    for row, task in zip(annotations, baseline):
-        texts = {"instruction": task["instruction"], "output_1": task["output"], "output_2": row["output_2"]}
-        rows.append(texts | {"preference": row["preference"]})
-    again = score("alpacaeval2", rows, folder, tmp_path)
-    assert again["lc_win_rate"] == pytest.approx(reference["lc_win_rate"], rel=1e-12)
-    # rows without a preference are left out of both official rates; in the paper they are losses
-    for row, preference in zip(annotations, [None, float("nan"), 7, -1, 0.5]):
-        row["preference"] = preference
-    annotations[5]["output_2"] = None
-    annotations[6]["preference"] = 0  # the official mark of a draw
-    out = score("alpacaeval2", annotations, folder, tmp_path)
-    rest = [row["preference"] for row in annotations[7:]]
-    assert [row["line"] for row in out["rows"] if "invalid" in row] == [1, 2, 3, 4, 5, 6]
-    assert out["win_rate"] == pytest.approx(100 * np.mean([0.5, *np.array(rest) - 1]))
-    assert out["win_rate_paper"] == pytest.approx(100 * sum(value > 1.5 for value in rest) / 805)
 
 
 @pytest.mark.parametrize(
@@ -253,49 +216,6 @@ def test_arenahard2_by_hand():
     baseline = {"token_len": 10, "header_count": {}, "list_count": {"ordered": 11}, "bold_count": {"**": 0}}
     expected = [0.5, (3 / 31) / (3 / 31 + 1), -1 / 2, 0]
     assert np.allclose(arenahard2.style_features(model, baseline), expected)
-
-
-def test_arenahard2_rows(tmp_path, capsys):
-    folder = stored("arena_hard_v2")
-    labels = read_rows(folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz", make_ids=False)
-    reference = score("arenahard2", labels, folder, tmp_path)
-    games = []  # as the official tool stores them
-    for row in labels:
-        verdicts = [row[game] for game in arenahard2.GAMES]
-        official = {
-            "games": [verdict and {"score": f"I see [[B>A]] no: [[{verdict}]]"} for verdict in verdicts]
-        }
-        games.append(official | {"model_metadata": row["model_metadata"], "uid": row["uid"]})
-    out = score("arenahard2", games, folder / "question.jsonl.gz", tmp_path)
-    assert out["score"] == pytest.approx(reference["score"]) and out["n_invalid"] == 9
-    assert out["score_style_controlled"] == pytest.approx(reference["score_style_controlled"], abs=1e-6)
-    # without counts there is no style-controlled score, and creative writing is a score of its own
-    questions = scoring.load(folder, "question.jsonl*")
-    creative = next(row for row in questions if row["category"] == "creative_writing")
-    rows = []
-    for row in labels[:20]:
-        rows.append({key: value for key, value in row.items() if "metadata" not in key})
-    rows.append({"uid": creative["uid"]} | dict(zip(arenahard2.GAMES, ("B>A", "A>B"))))
-    out = score("arenahard2", rows, folder, tmp_path)
-    assert out["category"] == "hard_prompt" and out["score_style_controlled"] is None
-    assert "no style-controlled score of hard_prompt: 20 of 20 rows" in capsys.readouterr().err
-    own = out["creative_writing"]
-    assert (out["n"], out["n_missing"], own["n"], own["n_missing"], own["score"]) == (20, 480, 1, 249, 100)
-
-
-def test_each_category_of_arenahard2_has_its_own_baseline(tmp_path):
-    """The official files hold answers to all prompts: only those of the category's baseline count."""
-    categories = {"h": "hard_prompt", "c": "creative_writing"}
-    questions = [{"uid": uid, "category": category, "prompt": "Do."} for uid, category in categories.items()]
-    write(tmp_path / "question.jsonl", questions)
-    found = []
-    for model in ("o3-mini-2025-01-31", "gemini-2.0-flash-001"):
-        rows = [{"uid": uid, "answer": f"{model[:2]} {uid}", "metadata": {}} for uid in "hc"]
-        write(tmp_path / f"baseline_{model}.jsonl", rows)
-        found.append(
-            [task["baseline"] and task["baseline"]["answer"] for task in arenahard2.load_tasks(tmp_path)]
-        )
-    assert found == [["o3 h", None], ["o3 h", "ge c"]]
 
 
 @pytest.mark.parametrize(
@@ -393,22 +313,6 @@ def creative(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Coherent: 10\nMeandering: 4",  # a criterion that does not apply may be left out
-        "**Coherent:** 10\n**Meandering:** [4]",
-        "* __Coherent__: 10\n  * __Meandering__: 4",
-    ],
-)
-def test_names_in_bold_and_behind_bullets_are_those_of_the_criteria(text, creative):
-    """Meandering is turned around: (10 + 20 - 4) / 2 of 20."""
-    row = {"title": "Noir: T", "iteration": 1, "judge_text": text}
-    out = score("creativewriting3", [row], creative, creative)
-    assert (out["overall"], out["overall_paper"]) == (65, 65)
-    assert creativewriting3.parse_reply(text) == {"Coherent": 10, "Meandering": 4}
-
-
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     """Its analysis and first marks are numbers, of which the paper's code makes a score."""
     rows = []
@@ -430,23 +334,6 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
     # over prompts, of which there is one: its iterations are no further tasks
     assert out["overall_interval"] == [50, 50]
-
-
-@pytest.mark.parametrize("between", [" ", " \n\n"])
-def test_the_paper_s_judge_reads_3200_words_of_a_piece_and_no_mark_behind(between, creative):
-    """Words are what white space separates: 3,600 words in paragraphs of 30 are 3,481 between single
-    spaces."""
-    piece = between.join([" ".join(["w"] * 30)] * 120)
-    task = creativewriting3.load_tasks(creative)[0]
-    shown = {}
-    for protocol in ("official", "paper"):
-        fields = creativewriting3.judge_fields(task, piece, creative, protocol)["judge_text"]
-        shown[protocol] = [fields["writing_prompt"], fields["test_model_response"]]
-    assert shown["official"] == ["On a.", piece]
-    prompt, kept = shown["paper"]
-    assert (
-        prompt == "On <SEED>." and len(kept.split()) == 3200 and piece.startswith(kept) and kept.endswith("w")
-    )
 
 
 # --- whole runs
@@ -529,135 +416,3 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, server):
     assert {row["metric"]: row["value"] for row in index} == dict.fromkeys(
         BENCHMARKS["alpacaeval2"].metrics, ""
     )
-
-
-def arena(folder: Path, answers: list[str]) -> Path:
-    rows = [{"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Do {i}."} for i in range(len(answers))]
-    unasked = {"uid": "c", "category": "creative_writing", "prompt": "No baseline, so not asked."}
-    write(folder / "question.jsonl", [*rows, unasked])
-    counts = {"token_len": 3, "header_count": {}, "list_count": {}, "bold_count": {}}
-    baseline = [{"uid": f"u{i}", "answer": answer, "metadata": counts} for i, answer in enumerate(answers)]
-    write(folder / "baseline_o3-mini-2025-01-31.jsonl", baseline)
-    return folder
-
-
-def test_arenahard2_both_games_and_invalid_verdicts(run, tmp_path, judge, server):
-    data = arena(tmp_path, ["word " * 200] * 6 + ["."] * 4)
-    run("arenahard2", *judge, "--data", data, "--out", tmp_path / "run")
-    for i, row in enumerate(read_log(tmp_path / "run" / "rows.jsonl")):
-        if row["response"]:
-            expected = ["A>B", "B>A"] if i < 6 or len(row["response"]) == 1 else ["B>A", "A>B"]
-            assert [row["game1"], row["game2"]] == expected
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (len(server.requests), summary["n"], summary["n_invalid"]) == (
-        21,
-        10,
-        0,
-    )  # and one to try the judge
-    server.behave = lambda text, n: "<think>[[A>B]]"
-    run("arenahard2", *judge, "--data", data, "--seed", 1, "--out", tmp_path / "prose")
-    summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
-    assert (summary["n_invalid"], summary["score_paper"]) == (10, None)
-    assert len(server.requests) == 21 + 1 + 4 * 20
-    rows = read_log(tmp_path / "prose" / "rows.jsonl")
-    assert "the judge's thinking is not closed" in rows[0]["invalid"] and rows[0]["game1"] is None
-
-
-def test_creativewriting3_seeds_and_items(run, tmp_path, judge, server, creative):
-    words = ("creativewriting3", *judge, "--data", creative)
-    run(*words, "--out", tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["overall"] == 5 * (12 + 15) / 2
-    asked = [
-        request["messages"][0]["content"] for request, _ in server.requests[1:]
-    ]  # the first tries the judge
-    assert sorted(text.partition("The task:\n")[2][:5] for text in asked) == ["On a.", "On b.", "On c."]
-    server.behave = lambda text, n: "Coherent: 12\nMood: 5"  # ends before the last mark
-    run(*words, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "half")
-    summary = json.loads((tmp_path / "half" / "summary.json").read_text())
-    assert (summary["n_invalid"], summary["n_incomplete"], summary["overall"]) == (3, 3, None)
-
-
-def test_best_of_n_by_a_reward_model(run, tmp_path, judge, server):
-    """Of a judged task only the answer with the highest reward goes to the judge."""
-    proxy = ("--reward-model", "data/toy/reward_model", "--reward-on", "response")
-    several = ("--samples", 4, "--think-format", "plain", *proxy)
-    run("arenahard2", *judge, "--data", arena(tmp_path, [".", "."]), *several, "--out", tmp_path / "run")
-    judged = read_log(tmp_path / "run" / "rows.jsonl")
-    generations = read_log(tmp_path / "run" / "generations.jsonl")
-    assert (len(judged), len(generations), len(server.requests)) == (2, 8, 5)
-    scorer = RewardModel("data/toy/reward_model", "response", "plain")
-    for position, row in enumerate(judged):
-        best = {}
-        for other in generations:
-            if other["id"].startswith(f"{position}-") and other["status"] == "ok":
-                best[scorer.score([other["messages"]], [other["text"]])[0]] = other["text"]
-        if best:
-            assert row["text"] == best[max(best)]
-    assert len({row["text"] for row in generations}) == 8
-
-
-def test_too_many_invalid_rows_leave_no_metric_for_a_table():
-    """Those of the paper's rule neither, and in each category of Arena-Hard for itself."""
-    metrics = dict.fromkeys(("score", "score_style_controlled", "score_paper"), 50.0)
-    numbers = metrics | {"n": 500, "n_invalid": 5, "creative_writing": metrics | {"n": 100, "n_invalid": 30}}
-    eval_benchmarks.withhold_metrics(eval_benchmarks.Args(name="arenahard2"), numbers)
-    assert numbers["score_paper"] == 50 and "withheld" not in numbers  # 1 % is not more than 1 %
-    creative = numbers["creative_writing"]
-    assert creative["withheld"] == metrics and [creative[metric] for metric in metrics] == [None] * 3
-
-
-def test_a_withheld_value_has_no_interval_in_runs_csv(tmp_path):
-    (tmp_path / "run").mkdir()
-    withheld = {"metric": "x", "value": None, "low": -20, "high": 40}
-    scoring.add_to_index(tmp_path / "run", [withheld, withheld | {"metric": "y", "value": 10}])
-    lines = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    found = [(line["value"], line["low"], line["high"]) for line in lines]
-    assert found == [("", "", ""), ("10.0", "-20.0", "40.0")]
-
-
-def test_a_fingerprint_is_of_the_truth_and_of_the_judges_files(tmp_path):
-    """Tasks with one prompt and another right answer, and a retrained judge, are another benchmark."""
-    task = {"question": "How much?", "answer": "#### 1", "position": 0}
-    args = eval_benchmarks.Args(name="gsm8k")
-    first = eval_benchmarks.make_fingerprint(args, [task])
-    args.seed = 1
-    assert eval_benchmarks.make_fingerprint(args, [task]) == first
-    assert eval_benchmarks.make_fingerprint(args, [task | {"answer": "#### 2"}]) != first
-    args = eval_benchmarks.Args(name="arenahard2", judge=f"local:{tmp_path}")
-    task = {"prompt": "Do.", "category": "hard_prompt", "baseline": {"answer": "."}}
-    hashes = set()
-    for content in ("one", "two"):
-        (tmp_path / "model.safetensors").write_text(content)
-        hashes.add(eval_benchmarks.make_fingerprint(args, [task]))
-    assert len(hashes) == 2
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (("arenahard2",), "needs --judge"),
-        (("arenahard2", "--judge", "local:data/toy/bsae"), "data/toy/bsae is neither a model folder"),
-        (("arenahard2", "--judge", "gpt-4.1"), "set OPENAI_API_KEY"),
-        (("arenahard2", "--judge", "j", "--judge-url", "http://h/v1", "--key-env", "h"), "--key-env, word 1"),
-        (("gsm8k", "--judge", "j"), "has no judge"),
-        (("ifeval", "--samples", "2"), "one answer a task"),
-    ],
-)
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
-def test_what_cannot_run_is_said_before_anything_is_generated(words, message, dry_run, run, tmp_path):
-    out = tmp_path / "run"
-    assert message in run(*words, "--data", arena(tmp_path, ["."]), "--out", out, *dry_run, code=2)
-    assert not out.exists()
-
-
-def test_a_missing_baseline_is_said_before_anything_is_generated(run, tmp_path, judge, server):
-    """Of Arena-Hard's baseline, one answer; of AlpacaEval's gamed baselines, the file."""
-    data = arena(tmp_path, [".", "."])
-    file = data / "baseline_o3-mini-2025-01-31.jsonl"
-    file.write_text(file.read_text().splitlines()[0])
-    words = (*judge, "--out", tmp_path / "run")
-    assert "has the answer to prompt u1" in run("arenahard2", *words, "--data", data, code=2)
-    (tmp_path / "alpaca").mkdir()
-    data = write(tmp_path / "alpaca" / "baseline.json", [{"instruction": "a", "output": "."}])
-    assert "*gamed*.csv*" in run("alpacaeval2", *words, "--data", data.parent, code=2)
-    assert not server.requests and not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from benchmarks import sentient
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
 from rlmt.data import read_log
-from test_simulated_user import PROFILE, dialogue, shared, write
+from test_simulated_user import dialogue, shared, write
 
 ROOT = Path(__file__).parents[2]
 USERS = f"{ROOT}/data/toy/users.py"
@@ -197,13 +197,3 @@ def test_toy_model_from_end_to_end_and_after_a_kill(tmp_path, monkeypatch):
                 eval_sentient.main(toy_args(tmp_path, resume=True))
         eval_sentient.main(toy_args(tmp_path, resume=True))
         assert [(run / name).read_text() for name in names] == whole
-
-
-def test_an_outage_of_a_simulator_ends_the_run_before_its_summary(tmp_path, exits):
-    args = toy_args(tmp_path)
-    dialogues = [sim.start(PROFILE | {"id": name}, sim.SAGE) | {"ended": "turns"} for name in "abc"]
-    sim.end_without_score(dialogues[0], "unreadable in 4 attempts: no change")
-    assert eval_sentient.score_dialogues(args, "simulator", [], dialogues)["n_invalid"] == 1
-    sim.end_without_score(dialogues[1], "no reply in 9 calls; the last: HTTP 503")
-    said = exits(eval_sentient.score_dialogues, args, "simulator", [], dialogues)
-    assert "1 of 3 got no reply" in said and "--resume" in said

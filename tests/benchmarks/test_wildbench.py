@@ -74,14 +74,6 @@ def test_wb_reward_of_all_published_verdict_counts():
     assert seen == 312
 
 
-def test_macro_average_of_all_published_task_scores():
-    rows = list(csv.DictReader(open(stored("published_task_scores.csv"))))
-    for row in rows:
-        macro = wildbench.macro_average({name: float(row[name]) for name in wildbench.GROUPS})
-        assert macro == pytest.approx(float(row["WB_score_task_macro"]), abs=1e-6)
-    assert len(rows) == 31
-
-
 # --- rules by hand
 
 
@@ -117,27 +109,6 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(t
     assert paper["wb_score"] == pytest.approx(20 * (18 / 6 - 5))
 
 
-def test_references_are_averaged_and_a_task_counts_once_in_a_group():
-    """Task 1 has two tags of one group; each reference is judged in both orders."""
-    rows = []
-    for task, reference, side, choice in (
-        (1, "x", "A", "A+"),
-        (1, "x", "B", "B+"),
-        (2, "x", "A", "A++"),
-        (2, "x", "B", "A+"),
-        (1, "y", "A", "A=B"),
-        (2, "y", "A", "B++"),
-    ):
-        row = {"id": task, "reference": reference, "model_is": side, "choice": choice}
-        row |= {"primary_tag": "Planning" if task == 1 else "Math", "secondary_tags": ["Reasoning"]}
-        rows.append(row | {"output_len": 2, "reference_len": 2})
-    out = wildbench.score_verdicts(rows, "reward")
-    assert out["references"] == {"x": 37.5, "y": -50.0} and out["wb_reward"] == -6.25
-    one, two = (0.5 + 0.5 + 0) / 3, (1 - 0.5 - 1) / 3
-    assert out["groups"]["Planning & Reasoning"] == pytest.approx(100 * (one + two) / 2)
-    assert out["groups"]["Math & Data Analysis"] == pytest.approx(100 * two) and out["macro"] is None
-
-
 def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():
     common = {"model_is": "A", "output_len": 5, "reference_len": 5, "primary_tag": "Math"}
     rows = [
@@ -168,21 +139,6 @@ def test_bootstrap_draws_the_values_of_a_task_together():
     low, high = scoring.bootstrap(right * 4)  # as if 40 tasks had been asked
     assert low > 0.3 and high < 0.7
     assert scoring.bootstrap([1, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 1)
-
-
-def test_whatever_a_judge_program_does_is_one_invalid_row():
-    results = {
-        "good": {"score": 1, "checks": {"a": np.True_}},  # JSON has no np.True_
-        "list": {"score": 1, "checks": ["a"]},
-        "bad": {"score": 0, "checks": {"a": False}},
-    }
-    rows = [{"id": text, "messages": [], "response": text, "status": "ok"} for text in ("", *results)]
-    verdicts = wildbench.judge_by_program(lambda messages, response: results[response], rows)
-    assert [verdict["score"] for verdict in verdicts] == [None, 1, None, 0]
-    assert verdicts[0]["invalid"] == "KeyError: ''"
-    out = wildbench.score_program(json.loads(json.dumps(verdicts)))
-    assert (out["score"], out["n_invalid"], out["checks"]) == (0.5, 2, {"a": 0.5})
-    assert out["task_means"] == {"score": {"good": 1, "bad": 0}}
 
 
 # --- what the judge is shown, and what it says
@@ -218,24 +174,6 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
         wildbench.TEMPLATES["reward"], "official", "reward", candidate_A="AAA", candidate_B="BBB"
     )
     assert "{$" not in own.replace("{$history}", "") and "AAA" in own and "BBB" in own and "- x?" in own
-
-
-@pytest.mark.parametrize(
-    "mode, protocol, answer, skipped",
-    [
-        ("reward", "official", "w " * 999 + "w", ""),
-        ("reward", "official", "w " * 1000 + "w", "cut"),
-        ("reward", "official", "", "empty"),
-        ("reward", "paper", "", ""),
-        ("score", "official", "w " * 3000, ""),
-        ("score", "official", "", "empty"),
-    ],
-)
-def test_only_pairs_that_the_board_skips_are_not_judged(mode, protocol, answer, skipped):
-    args = eval_wildbench.Args(mode=mode, protocol=protocol)
-    verdicts = wildbench.list_verdicts(args, [TASK], {"t": answer})
-    assert {verdict["skipped"] for verdict in verdicts} == {skipped}
-    assert {wildbench.needs_judge(verdict, mode) for verdict in verdicts} == {mode == "score" or not skipped}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +264,6 @@ MODEL = (
     "--limit",
     8,
 )
-PROGRAM = ("--mode", "program", "--judge", "data/toy/world.py:judge")
 
 
 def numbers(folder: Path) -> dict:
@@ -384,18 +321,6 @@ def test_replies_without_a_verdict_leave_no_headline(server, evaluate, tmp_path)
     assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
 
 
-def test_the_paper_s_protocol_takes_the_first_reply(serve, tmp_path):
-    judge = serve(lambda text, n: '{"choice": "A++"}' if n else "I cannot say.")
-    found = {}
-    for protocol in ("official", "paper"):
-        args = eval_wildbench.Args(mode="reward", judge="j", judge_url=judge.url, protocol=protocol)
-        task = TASK | {"messages": TASK["messages"][:1]}
-        verdicts = wildbench.list_verdicts(args, [task], {"t": "answer"})
-        eval_wildbench.judge_by_model(args, verdicts, [task], f"{protocol} {{$user_query}}", tmp_path)
-        found[protocol] = [verdict["choice"] for verdict in verdicts]
-    assert found == {"official": ["A++"] * 2, "paper": [None] * 2}
-
-
 def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its
     attempts."""
@@ -409,67 +334,3 @@ def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_fo
     assert (tmp_path / "x" / "generations.jsonl").read_text() == answers
     assert len((tmp_path / "x" / "judge.jsonl").read_text().splitlines()) == 12
     assert not (tmp_path / "x" / "summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (("--from-judgments", "nowhere.jsonl", "--mode", "score", "--out", "x.json"), "no such file"),
-        (("--from-judgments", "README.md"), "needs --mode score or reward"),
-        ((), "--model is missing: "),
-        (
-            (*MODEL, "--mode", "reward", "--judge", "data/toy/world.py:judge"),
-            "--mode program takes a file.py",
-        ),
-        ((*MODEL, "--mode", "score", "--judge", "local:data/toy/base"), "has no chat template"),
-        ((*MODEL, "--mode", "score", "--judge", "gpt-4o"), "set OPENAI_API_KEY"),
-        ((*MODEL, *PROGRAM, "--model", "data/toy"), "data/toy is neither"),
-        ((*MODEL, *PROGRAM, "--reward-model", "data/toy/base"), "has no chat template"),
-        ((*MODEL, *PROGRAM, "--max-tokens", 512), "more than the 512 tokens"),
-    ],
-)
-def test_what_would_fail_after_generating_is_refused_before(words, message, evaluate, tmp_path, monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    if "--from-judgments" not in words:
-        words = (*words, "--out", tmp_path / "run")
-    done = evaluate(*words, ok=False)
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_reference_or_a_placeholder_that_is_missing_is_refused_before(server, evaluate, tmp_path):
-    words = (*MODEL, "--mode", "reward", "--judge", "m", "--judge-url", server.url, "--dry-run")
-    assert "has no reference 'gpt-4'" in evaluate(*words, ok=False).stderr
-    (tmp_path / "template.txt").write_text("{$history} {$user_query} {$model_output}")
-    template = ("--references", "careful", "--template", tmp_path / "template.txt")
-    assert "cannot fill {$model_output}" in evaluate(*words, *template, ok=False).stderr
-
-
-def test_a_fingerprint_is_of_the_judging_and_not_of_the_seed(monkeypatch, tmp_path):
-    """Two seeds of one row have a mean; another reference, endpoint, template or retrained judge has not."""
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-    def of(task=TASK, template="{$user_query} {$candidate_B}", **flags) -> str:
-        flags = {"mode": "reward", "judge": "j", "orders": "random", **flags}
-        return eval_wildbench.fingerprint(eval_wildbench.Args(**flags), template, [task])
-
-    assert of(seed=0) == of(seed=1) == of(judge_url="https://api.openai.com/v1/")
-    others = {
-        of(),
-        of(TASK | {"references": {"gpt-4": "s"}}),
-        of(template="{$candidate_B}"),
-        of(orders="both"),
-    }
-    others |= {of(judge_url="http://localhost:8000/v1"), of(judge_max_tokens=9)}
-    assert len(others) == 6
-    score = {"mode": "score", "orders": "both"}  # marks have no reference, order or length of another answer
-    assert of(**score) == of(**score | {"orders": "random", "references": ("x",)})
-    program = tmp_path / "judge.py"
-    weights = tmp_path / "judge" / "model.safetensors"
-    weights.parent.mkdir()
-    hashes = set()
-    for content in ("one", "two"):
-        program.write_text(content)
-        weights.write_text(content)
-        hashes |= {of(mode="program", judge=f"{program}:judge"), of(judge=f"local:{weights.parent}")}
-    assert len(hashes) == 4

@@ -12,7 +12,7 @@ from rlmt import endpoint
 from rlmt.data import read_rows
 from rlmt import chat as templates
 from data import make_traces, prepare
-from data.make_traces import Args, refuses, split_reply
+from data.make_traces import Args, refuses
 from rlmt import data as rlmt_data
 from rlmt import chat as rlmt_chat
 
@@ -95,38 +95,6 @@ def world(tmp_path, monkeypatch):
 
 
 # --- the rules by hand
-
-
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ("<think>z</think><response>y</response>", ""),
-        (" <think> z\n</think> \n <response> y </response> \n", ""),
-        ("", "no_open"),
-        ("y", "no_open"),
-        ("Sure! <think>z</think><response>y</response>", "no_open"),
-        ("<THINK>z</THINK><response>y</response>", "no_open"),
-        ("```<think>z</think><response>y</response>```", "no_open"),
-        ("<think>z</think> and so <response>y</response>", "no_open"),
-        ("<think>z</think> y", "no_open"),
-        ("<response>y</response><think>z</think>", "no_open"),
-        ("<think>z <response>y</response>", "no_close"),
-        ("<think>z</think><response>y", "no_close"),
-        ("<think>z</think>", "no_open"),
-        ("<think>a<think>b</think><response>y</response>", "nested"),
-        ("<think>a</think><think>b</think><response>y</response>", "no_open"),
-        ("<think>z</think><response>a</response> b </response>", "tag_inside_text"),
-        ("<think>z</think><response>y</response> I hope it helps.", "text_after_response"),
-        ("<think> </think><response>y</response>", "empty_thinking"),
-        ("<think>z</think><response>\n</response>", "empty_response"),
-    ],
-)
-def test_a_tagged_reply_is_one_block_of_each(text, reason):
-    if not reason:
-        assert split_reply(text) == ("z", "y")
-    else:
-        with pytest.raises(ValueError, match=f"^{reason}$"):
-            split_reply(text)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """data/prepare.py on tiny files of every kind, on broken ones, and on the released WildChat-IF prompts if
 they are there."""
 
-import dataclasses
 import gzip
 import json
-import shutil
 import zipfile
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rewards import verified
-from data import alpaca, prepare
+from data import prepare
 from data.plans import plan_of
 from data.prepare import Args
 
@@ -316,65 +314,6 @@ def test_malformed_rows_name_the_line(tmp_path, capsys, kind, line, parts):
 
 
 # --- data for a small model
-
-
-def annotate(folder: Path, instructions: list[str]) -> None:
-    """Lays answers of every model out as AlpacaEval's repository does; preferences rise from 1 by model."""
-    for i, model in enumerate([*alpaca.MODELS, "NullModel"]):
-        rows = []
-        for instruction in instructions:
-            answer = f" {instruction} by {model}: {'word ' * (8 + i)}\n"
-            preference = 1 + i / 59  # two never differ by 0.4 exactly
-            rows.append(
-                {"instruction": instruction, "output_2": answer, "preference": preference, "output_1": ""}
-            )
-        rows.append({"instruction": "i0", "output_2": "short", "preference": 2.0})
-        rows.append({"instruction": "i1", "output_2": "x" * 1401, "preference": 2.0})
-        path = folder / alpaca.ANNOTATIONS.format(model=model)
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(rows))
-
-
-def test_alpaca_pairs_and_plans(tmp_path, capsys):
-    repository = tmp_path / "alpaca_eval"
-    annotate(repository, [f"i{number}" for number in range(30)])
-    out = tmp_path / "out"
-    prepare.main(Args(kind="alpaca-pairs", input=str(repository), out=out))
-    files = {}
-    for path in out.glob("*.jsonl"):
-        files[path.stem] = [json.loads(line) for line in path.read_text().splitlines()]
-
-    rank = {model: i / 59 for i, model in enumerate(alpaca.MODELS)}
-    seen = {}
-    for half in ("a", "b"):
-        pairs = files[f"pairs_{half}"]
-        seen[half] = {row["messages"][0]["content"] for row in pairs}
-        assert len(pairs) == 8 * len(seen[half])
-        rejected = {(row["messages"][0]["content"], row["rejected"]) for row in pairs}
-        assert len(rejected) == len(pairs)
-        for row in pairs:
-            margin = rank[row["chosen_model"]] - rank[row["rejected_model"]]
-            assert margin > 0.4 and row["margin"] == round(margin, 4)
-            assert f"by {row['chosen_model']}: " in row["chosen"] and row["chosen"] == row["chosen"].strip()
-        assert len({row["id"] for row in pairs}) == len(pairs)
-    best = files["responses"]
-    assert len({row["id"] for row in best}) == len(best) == 90
-    assert {row["model"] for row in best} == set(alpaca.MODELS[-3:])
-    assert sum(map(len, seen.values())) == len(set.union(*seen.values())) == 30
-
-    rows, _ = run("plans", out / "responses.jsonl")
-    assert len(rows) == 90 and rows[0]["teacher"] in alpaca.MODELS
-    assert rows[0]["thinking"].startswith(f"Asked: {rows[0]['messages'][0]['content']}\nForm: ")
-    assert rows[0]["response"] == files["responses"][0]["response"]
-
-    again = Args(kind="alpaca-pairs", input=str(repository), out=out)
-    with pytest.raises(SystemExit):
-        prepare.main(again)
-    assert "exists; choose another --out" in capsys.readouterr().err
-    shutil.rmtree(repository / "results" / "phi-2")
-    with pytest.raises(SystemExit):
-        prepare.main(dataclasses.replace(again, overwrite=True))
-    assert "phi-2/weighted_alpaca_eval_gpt4_turbo/annotations.json: no such file" in capsys.readouterr().err
 
 
 LIST = """Here are two:

@@ -226,25 +226,6 @@ def test_every_preset_builds(script):
             rewards.read_parts(args)
 
 
-def test_the_flags_of_the_page_are_ours_and_trl_s():
-    """verl is not installed: its names were read in the released code."""
-    from trl import DPOConfig, GRPOConfig, ModelConfig, ScriptArguments, SFTConfig
-
-    ours = set()
-    for script in TRAINING:
-        ours |= {field.name for field in dataclasses.fields(importlib.import_module(script).Args)}
-    theirs = set()
-    for config in (GRPOConfig, SFTConfig, DPOConfig, ModelConfig, ScriptArguments):
-        theirs |= {field.name for field in dataclasses.fields(config)}
-
-    rows = re.findall(r"^\| (`--.*?) \| (.*?) \|", (ROOT / "docs" / "flags.md").read_text(), re.MULTILINE)
-    assert len(rows) > 35
-    for flags, names in rows:
-        for flag in re.findall(r"--([\w-]+)", flags):
-            assert flag.replace("-", "_") in ours, flag
-        assert set(re.findall(r"`(\w+)`", names)) <= theirs, names
-
-
 # --- metrics
 
 

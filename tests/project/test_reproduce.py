@@ -337,30 +337,6 @@ def measured(folder: Path, row: str, wording: str = "", **values: float) -> list
     return lines
 
 
-def test_averages_are_those_of_the_paper_and_wordings_are_named(tmp_path, capsys):
-    chat = {"WB": 10.0, "AE2": 20.0, "AH2": 33.0}
-    seven = chat | {"CWv3": 40.0, "PopQA": 0.5, "IFBench": 0.6, "MMLU_Redux": 0.7}
-    index = measured(tmp_path, "llama3.1-8b-rlmt-s0", "our own", **seven)
-    index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "theirs", WB=10.0, AE2=20.0)
-    index += measured(tmp_path, "llama3.1-8b-rlmt-as-released-s0", "our own", AH2=33.0)
-    index += measured(tmp_path, "llama3.1-8b-rlhf-s0", WB=1.0, AE2=2.0)  # without a summary, and without AH2
-    index += measured(tmp_path, "qwen2.5-7b-rlmt-s0", "our own", **chat)
-    index += measured(tmp_path, "qwen2.5-7b-rlmt-s1", "our own", WB=1.0)
-    write_index(tmp_path, index)
-    text, table = rendered(tmp_path, "1")
-    ours = table.loc["llama3.1-8b-rlmt"]
-    assert ours.ours["Avg_Chat"] == pytest.approx(21) and ours.ours["Avg"] == pytest.approx(283 / 7)
-    assert ours.wording["WB"] == "our own" and pd.isna(ours.wording["PopQA"])
-    released = table.loc["llama3.1-8b-rlmt-as-released"]
-    assert released.ours["Avg_Chat"] == pytest.approx(21) and (released.paper == ours.paper).all()
-    assert pd.isna(table.loc[("llama3.1-8b-rlhf", "Avg_Chat")].ours)  # a column is missing
-    assert pd.isna(table.loc[("qwen2.5-7b-rlmt", "Avg_Chat")].ours)  # of two seeds and of one
-
-    assert "theirs (llama3.1-8b-rlmt-as-released); unknown (llama3.1-8b-rlhf)" in text
-    unlike = "WB: not to be compared, as judge, instructions or tasks differ"
-    assert unlike in text and f"WARNING: table1, {unlike}" in capsys.readouterr().err
-
-
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     (tmp_path / "toy").mkdir()

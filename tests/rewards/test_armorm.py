@@ -96,16 +96,3 @@ def test_scores_are_those_of_the_published_formula(folder, armorm):
     loaded = armorm.__globals__["load"](str(folder), "think", 4096)
     for loaded.tokens_per_batch in (1, 300, 10**6):
         assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_long_response_loses_its_end(folder, armorm):
-    messages = [{"role": "user", "content": "Why?"}]
-    rows = [row("because " * n, messages=messages) for n in (500, 501, 5)]
-    values = armorm(rows, model=str(folder), max_length=200)
-    assert values[0] == pytest.approx(values[1], abs=1e-5) != values[2]
-    with pytest.raises(ValueError, match="more than max_length"):
-        armorm([row("4", messages=[{"role": "user", "content": "why " * 500}])], str(folder), max_length=200)
-
-
-def test_another_reward_model_is_refused(reward_models, armorm, exits):
-    assert "is not an ArmoRM" in exits(lambda: armorm([row("x")], model=str(reward_models["chatml"])))

@@ -107,15 +107,6 @@ def test_rubric(judge):
     assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, None, 0.0])
 
 
-@pytest.mark.parametrize(
-    "rubric",
-    ["x", ["x"], [{"criterion": "x"}], *[[{"criterion": "x", "weight": w}] for w in (-1, 0, math.nan)]],
-)
-def test_a_wrong_rubric_is_named(rubric):
-    with pytest.raises(ValueError, match="row r: the rubric must be a list"):
-        judged.read_rubric(row("a", rubric=rubric))
-
-
 def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path, capsys):
     words = ["essential", "important", "optional", "pitfall", "Essential", "optional", "pitfall"]
     item = {"criterion": "c", "importance": "essential"}
@@ -170,11 +161,6 @@ def test_a_judge_as_gold(judge, tmp_path):
 # --- everything is checked before it costs
 
 
-def refused(done, message: str) -> None:
-    assert done.returncode == 2 and message in done.stderr, done.stdout[-1000:] + done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-
-
 @pytest.fixture
 def run(tmp_path):
     """The words of a run that loads no hub model."""
@@ -182,34 +168,3 @@ def run(tmp_path):
     rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": f"Q{i}"}]} for i in range(128)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return "--preset", "toy", "--model", "data/toy/base", "--prompts", path, "--out", tmp_path / "run"
-
-
-@pytest.mark.parametrize("script", ["train_grpo.py", "train_dpo.py"])
-def test_training_asks_each_judge_its_first_request_before_a_model_is_loaded(
-    script, here, judge, run, tmp_path
-):
-    server = judge(lambda text: "{}").server
-    words = ["--gold", f"judge:g@{server.url}"]
-    if script == "train_grpo.py":
-        words += ["--rewards", "judge_mark:1", "--judge", "m", "--judge-url", server.url]
-    done = here(script, *run, *words, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert len(server.requests) == words.count("--gold") + words.count("--judge")
-    server.behave = lambda text, n: (401, {"error": {"message": "no"}})
-    refused(here(script, *run, *words), f"{server.url}: HTTP 401")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_key_of_a_judge_goes_to_the_judge(here, judge, run, tmp_path, monkeypatch):
-    """Without a key for it the run is refused; what the words of --key-env hold is in no message."""
-    refused(here("train_grpo.py", *run, "--rewards", "judge_mark:1", "--judge", "m"), "set OPENAI_API_KEY")
-    server = judge(lambda text: "{}").server
-    words = ("--rewards", "judge_mark:1", "--judge", "m", "--judge-url", server.url, "--dry-run")
-    typed = here("train_grpo.py", *run, *words, "--key-env", "h=sk-0123456789")
-    refused(typed, "--key-env, word 1: write HOST=NAME")
-    assert "sk-0123456789" not in typed.stderr + typed.stdout and not server.requests
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
-    monkeypatch.setenv("JUDGE_KEY", "other-0123456789")
-    assert here("train_grpo.py", *run, *words).returncode == 0
-    assert here("train_grpo.py", *run, *words, "--key-env", "127.0.0.1=JUDGE_KEY").returncode == 0
-    assert [authorization for _, authorization in server.requests] == [None, "Bearer other-0123456789"]

@@ -2,12 +2,9 @@
 models."""
 
 import random
-import shutil
-from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlmt import chat as templates
@@ -68,16 +65,6 @@ def test_scores_of_a_batch_are_those_of_its_rows(reward_models, name):
     for model.tokenizer.padding_side in ("left", "right"):
         assert model.score(prompts, completions) == pytest.approx(expected, abs=1e-5)
     assert model.score([], []) == []
-
-
-def test_every_token_of_the_vocabulary_may_end_a_row(reward_models):
-    """The head is read at the last token that is not the pad token, so no row may end with it."""
-    model = RewardModel(reward_models["chatml"])
-    vocabulary = list(range(len(model.tokenizer)))
-    rows = [vocabulary, vocabulary[::-1], vocabulary[:3], [0], [1], [0, 1], [1, 0]]
-    expected = one_by_one(reward_models["chatml"], rows)
-    assert model.score_ids(rows) == pytest.approx(expected, abs=1e-5)
-    assert [model.score_ids([row])[0] for row in rows] == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_response_alone_is_scored(reward_models):
@@ -150,40 +137,6 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
     if bos is not None:
         ids = model.encode([USER], "yes")
         assert ids[0] == bos and ids.count(bos) == 1
-
-
-def test_models_that_cannot_score_are_refused(reward_models, tmp_path):
-    drops_thinking = reward_models["drops_thinking"]
-    check = partial(RewardModel.check, chat_template="", reward_on="think+response", think_format="think")
-    for make in (RewardModel, check):
-        with pytest.raises(
-            ValueError, match="has no chat template; pass --reward-args preference.chat_template"
-        ):
-            make(reward_models["no_template"])
-        with pytest.raises(ValueError, match="has 2 outputs; it needs exactly 1"):
-            make(reward_models["two_labels"])
-    with pytest.raises(ValueError, match="drops or changes thinking"):
-        RewardModel(drops_thinking)
-    RewardModel(drops_thinking, reward_on="response")
-    RewardModel(drops_thinking, think_format="zero_plain")
-
-    template = tmp_path / "mine.jinja"
-    template.write_text(templates.CHAT_TEMPLATES["plain"])
-    model = RewardModel(reward_models["no_template"], chat_template=str(template))
-    text = model.tokenizer.decode(model.encode([USER], "yes"))
-    assert text == "User: What is 2+2 ?\n\nAssistant: yes</s>\n\n"
-
-
-def test_a_model_without_its_weights_is_refused(reward_models, tmp_path, capsys):
-    """transformers would draw a head at random."""
-    path = tmp_path / "model"
-    shutil.copytree(reward_models["chatml"], path)
-    weights = load_file(path / "model.safetensors")
-    weights["value_head.weight"] = weights.pop("score.weight")
-    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(SystemExit):
-        RewardModel(str(path))
-    assert f"{path}: 1 weights are missing, e.g. score.weight" in capsys.readouterr().err
 
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):

@@ -12,8 +12,7 @@ import pytest
 
 import rewards
 import train_grpo
-import train_ppo
-from rewards import gold, shaping, unsupervised
+from rewards import gold, unsupervised
 
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -58,37 +57,9 @@ def test_majority():
     assert values[8:] == [*[None] * 4, 1, 1, 1, 0, 1, 1, 0, 0]
 
 
-def test_what_gets_a_floor_is_no_measure_of_the_others():
-    bad = {"status": "nested", "gets_floor": True}
-    lengths = [row(n_tokens=n) for n in (400, 500, 600)] + [row(n_tokens=2, **bad)]
-    assert shaping.length(lengths, 4) == [0.5, 0.0, -0.5, None]
-    assert shaping.length([row(n_tokens=2, **bad), row(n_tokens=9)], 2) == [None, 0.0]
-    # 4, 4 and 3 against 3 by the well-formed ones
-    assert unsupervised.majority([row("3"), row("4", **bad), row("4", **bad)], 3) == [1, 0, 0]
-    assert unsupervised.majority([row("3", **bad), row("none"), row("4", **bad)], 3) == [None] * 3
-
-
-def test_forms():
-    assert shaping.good_format([row(), row(status="nested"), row(status="truncated")]) == [1, 0, 0]
-    assert shaping.length([row(n_tokens=n) for n in (10, 20, 30, 5, 5, 5)], 3) == [0.5, 0.0, -0.5, 0, 0, 0]
-    # a b a b a: ab, ba, ab, ba: 2 of 4 are repeats; trigrams aba, bab, aba: 1 of 3
-    assert shaping.repetition([row("a b A b a"), row("a b c"), row("a"), row("")], 2) == [-0.5, 0, 0, 0]
-    assert shaping.repetition([row("a b a b a")]) == near([-1 / 3])
-    lengths = [row(n_tokens=n) for n in (0, 80, 85, 90, 100, 120)]
-    assert shaping.overlong(lengths, 100, 20) == near([0, 0, -0.25, -0.5, -1, -1])
-    assert shaping.overlong(lengths, 100) == near([0, -0.2, -0.4, -0.6, -1, -1])  # a quarter of 100
-
-
 def indicators(folder, rows: list, group_size: int) -> dict:
     completions = [SimpleNamespace(id=one["id"], response=one["response"]) for one in rows]
     return unsupervised.Collapse(folder, group_size).indicators(completions)
-
-
-def test_how_far_a_policy_has_collapsed(tmp_path):
-    rows = [row("1"), row("1"), row("1"), row("x"), *[row("5")] * 4]
-    assert indicators(tmp_path, rows, 4) == {"collapse/agreement": (3 / 4 + 1) / 2}
-    # PPO has one completion of each prompt, whose answers need not agree
-    assert indicators(tmp_path, [row("5", id="a"), row("5", id="b")], 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -162,35 +133,6 @@ def test_words_are_names_weights_and_gates(own):
     assert len(parts_of(*every)) == len(rewards.REWARDS)  # every name is there
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "message"),
-    [
-        (["maths:1"], [], "there are preference, "),
-        (["math"], [], "write math:WEIGHT"),
-        (["math:1", "math:2"], [], "math is named twice"),
-        (["OWN:preference:1"], [], "functions of your own with other names"),
-        (["OWN:absent:1"], [], "has no function 'absent'"),
-        (["OWN:needs_more:1"], [], "give the parameter 'temperature' a default"),
-        (["math:1"], ["code.partial=true"], "with one of math.value, math.no_eos"),
-        (["math:1"], ["math.rows=1"], "write NAME.OPTION=VALUE"),
-        (["math:1"], ["math.value=ten"], "should be a valid number"),
-        (["overlong:1"], ["overlong.buffer=2.5"], "should be a valid integer"),
-        (["instructions:1"], ["instructions.rule=losse"], "should be 'strict' or 'loose'"),
-        (["OWN:brief:1"], ["brief.limit=many"], "should be a valid integer"),
-    ],
-)
-def test_wrong_words_are_one_clear_error(words, options, message, own, exits):
-    words = [word.replace("OWN", own) for word in words]
-    assert message in exits(parts_of, *words, options=tuple(options))
-
-
-@pytest.mark.parametrize("name", ["short", "infinite", "text"])
-def test_what_a_reward_returns_is_checked(name, own):
-    [part] = parts_of(f"{own}:{name}:1")
-    with pytest.raises(ValueError, match=f"reward {name} must return a list with a finite number or None"):
-        rewards.call(part, [row(), row()], {})
-
-
 LIGHT = """
 import sys
 import train_grpo
@@ -213,25 +155,6 @@ PROMPTS = [
 
 def check(*words: str, prompts=PROMPTS, args=train_grpo.Args, **more) -> None:
     rewards.check(args(rewards=words, **more), prompts, SimpleNamespace(print=print))
-
-
-def test_a_run_says_to_how_many_prompts_a_reward_applies(capsys, exits):
-    check("math:1", "length:0.1")
-    said = capsys.readouterr().out
-    assert "reward math: weight 1" in said and "applies to 1 of 2 prompts" in said  # an empty field is none
-    judge = {"judge": "m", "judge_url": "http://localhost:9/v1"}
-    assert "no row of data/wildchat_if.jsonl has the field 'rubric'" in exits(check, "rubric:1", **judge)
-    wrong = [PROMPTS[0] | {"rubric": [{"criterion": "a", "weight": -1}]}]
-    assert "row a: the rubric must be a list" in exits(check, "rubric:1", prompts=wrong, **judge)
-    unknown = [PROMPTS[0] | {"instruction_id_list": ["words:nonsense"], "kwargs": [{}]}]
-    said = exits(check, "instructions:1", prompts=unknown)
-    assert "unknown instruction words:nonsense" in said or "nltk.downloader" in said
-    assert "--rewards judge_mark asks a judge" in exits(check, "judge_mark:1")
-    assert "pass_at_k needs to know what is right" in exits(check, "length:1", scale_rewards="pass_at_k")
-    assert "--rewards prime needs to know what is right" in exits(check, "length:1", "prime:1")
-    assert "--beta above 0" in exits(check, "math:1", "prime:1", beta=0.0)
-    assert "process.model=file.py:function" in exits(check, "math:1", "process:1")
-    assert "PPO has one of each" in exits(check, "majority:1", args=train_ppo.Args)
 
 
 # --- 3. several become one

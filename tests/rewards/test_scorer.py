@@ -16,7 +16,6 @@ from rewards.preference import RewardModel
 from rewards.scorer import Scorer, text_to_score
 from rlmt import chat
 
-NAN = math.nan
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
 def known_half(rows):
@@ -159,30 +158,6 @@ def test_of_a_malformed_completion_too_the_response_alone_is_scored(scorer, comp
     whole = reads_everything.score(messages, list(malformed))
     for (text, response), score, other in zip(malformed.items(), expected, whole, strict=True):
         assert text == response or abs(score - other) > 1e-3, text  # else the case could not fail
-
-
-def test_a_reward_that_is_not_a_number_ends_the_run(scorer, completions):
-    made = scorer()
-    torch.nn.init.constant_(made.reward_model.model.score.weight, NAN)
-    with pytest.raises(RuntimeError, match="the reward model gave nan for prompt .*I have 12 dollars"):
-        made.set_rewards(completions, 4, None)
-
-
-def test_a_gold_that_is_unknown_has_no_value(scorer, completions, tmp_path):
-    scorer(gold=f"{tmp_path}/own.py:unknown").set_rewards(completions, 4, None)
-    assert {completion.rewards["gold"] for completion in completions} == {None}
-
-
-def test_texts_that_a_gold_model_cuts_are_counted(scorer, completions, tmp_path):
-    made = scorer(gold="data/toy/reward_model")
-    made.gold.max_length = 12
-    made.reward_model.max_length = 12
-    made.set_rewards(completions, 4, None)
-    shares = made.pop_truncated()
-    assert shares["gold/truncated"] > 0 and shares["reward/truncated"] > 0
-    assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}
-    made.measure(completions)
-    assert made.pop_truncated() == {"gold/truncated": 0.0, "reward/truncated": 0.0}  # training steps only
 
 
 def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):

@@ -395,23 +395,6 @@ def test_math_values_and_penalty():
     assert verified.math_answer(rows, value=10.0, no_eos=-10.0) == [10, 0, 10, 10, None, 0, -10, -10, 10]
 
 
-def test_math_survives_answers_that_never_end():
-    start = time.monotonic()
-    hostile = [
-        "9^{9^{9^{9^9}}}",
-        "\\frac{" * 500,
-        "(" * 2000,
-        "{" * 500,
-        "\ud800",
-        "\0",
-        "\n" * 9,
-        "10^{10^{10}}!",
-    ]
-    rows = [row("\\boxed{" + text + "}", answer="3") for text in hostile] + [row("\\boxed{6/2}", answer="3")]
-    assert verified.math_answer(rows, seconds=0.6) == [0.0] * len(hostile) + [1.0]
-    assert time.monotonic() - start < 20
-
-
 SLOW = [  # for a pattern that tries every pair of places
     "\\(" * 8000 + " 5",
     "\\(x" * 6000 + " 5",
@@ -428,26 +411,6 @@ def test_no_answer_takes_long_to_read(text):
     start = time.monotonic()
     verified.final_answer(text)
     assert time.monotonic() - start < 1
-
-
-def test_an_answer_that_is_too_long_is_none():
-    assert verified.final_answer("\\boxed{" + "1+" * 600 + "1}") is None
-    assert verified.final_answer("1" * 1001) is None
-    assert verified.final_answer("1" * 1000) == "1" * 1000
-
-
-def test_gsm8k_flags():
-    tasks = [json.loads(line) for line in gzip.open(shared("gsm8k") / "example_model_solutions.jsonl.gz")]
-    flags = []
-    rows = []
-    for task in tasks:
-        answer = task["ground_truth"].rpartition("A:")[2].strip()
-        for solution in task.values():
-            if isinstance(solution, dict):
-                flags.append(solution["is_correct"])
-                rows.append(row(solution["solution"], answer=answer))
-    assert len(rows) == 2640
-    assert verified.math_answer(rows) == flags
 
 
 def test_math500_solutions():
@@ -482,18 +445,6 @@ def test_instructions(nltk_data, capsys):
     with pytest.raises(SystemExit) as e:
         verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
     assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
-
-
-def test_a_response_without_a_letter_is_in_no_language(nltk_data):
-    """IFEval's checker takes a text whose language it cannot tell as right."""
-    german = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}
-    both = {
-        "instruction_id_list": ["punctuation:no_comma", "language:response_language"],
-        "kwargs": [{}, {"language": "de"}],
-    }
-    rows = [row("1", **german), row("Das ist ein deutscher Satz.", **german), row("", **german)]
-    assert verified.instructions(rows) == [0, 1, 0]
-    assert verified.instructions([row("1", **both)], partial=True, rule="loose") == [0.5]
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -155,15 +154,6 @@ def test_what_a_server_may_send(serve, client, name):
         assert (first.text, first.value) == (found, found)
 
 
-def test_a_judge_is_asked_as_often_for_an_empty_or_cut_off_reply_as_for_an_unreadable_one(serve, client):
-    for sent in ("", completion("7", "content_filter"), completion("7", "length"), "prose", "[" * 5000):
-        server = serve(lambda text, n, sent=sent: sent)
-        reply = client(server).ask(ask_for("a"), verdict, parse_retries=2)[0]
-        assert reply.error and reply.value is None and server.calls["a"] == 3
-        reply = client(server).ask(ask_for("b"), verdict, repeat_cut_off=False)[0]
-        assert server.calls["b"] == (1 if reply.choice["finish_reason"] == "length" else 4)
-
-
 def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, exits):
     down = []
     server = serve(lambda text, n: Fault("503") if down else text)
@@ -175,51 +165,6 @@ def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, ex
     assert sum(server.calls.values()) <= 1 + 4 * 9 and len(rows(judge.store)) == 1
     down.clear()
     assert judge.ask(ask_for("0"))[0].value == "0"
-
-
-def test_a_parameter_that_is_refused_ends_the_run(serve, client, exits):
-    refused = (400, {"error": {"message": "Unsupported value: seed"}})
-    server = serve(lambda text, n: refused if "seed" in server.requests[-1][0] else text)
-    requests = ask_for("a", "b", seed=1)
-    assert "Unsupported value" in exits(try_endpoint, client(server), requests[0], "--judge")
-    assert "Unsupported value" in exits(client(server).ask, requests)
-    client(server).ask(ask_for("c"))
-    # what is refused after others were answered is the fault of the one request
-    assert "HTTP 400" in client(server).ask(requests)[0].error
-
-
-@pytest.mark.parametrize("status", [401, 402, 404])
-def test_what_every_call_would_meet_ends_the_run(serve, client, exits, status):
-    """Calls under way at that moment are stored."""
-    error = (status, {"error": {"message": "no"}})
-    server = serve(lambda text, n: time.sleep(0.3) or text if text in "abc" else error)
-    judge = client(server, concurrency=4)
-    judge.ask(ask_for("a"))
-    told = exits(judge.ask, ask_for("b", "c", "last", *map(str, range(99))))
-    assert f"HTTP {status}" in told and "--key-env" in told
-    assert len(rows(judge.store)) == 3 and sum(server.calls.values()) <= 5
-
-
-def test_retry_after_is_honoured(serve, client):
-    server = serve(lambda text, n: (429, {}, [("Retry-After", "1")]) if n == 0 else text)
-    assert client(server).ask(ask_for("x"))[0].value == "x"
-    assert 0.9 < server.times[1] - server.times[0] < 4
-
-
-def test_a_long_reply_has_more_time(serve, client):
-    """2.5 seconds here; 20 tokens at the slowest, 5 per second, may take 4."""
-    server = serve(lambda text, n: Fault("slow"))
-    long, short = ask_for("x", max_tokens=20) + ask_for("y", max_tokens=2)
-    client(server, timeout=0.4, retries=0).ask([long])
-    assert "TimeoutError" in client(server, timeout=0.4, retries=0).ask([short])[0].error
-
-
-def test_a_proxy_of_the_environment_is_used_but_not_for_exceptions(serve, client, monkeypatch):
-    server, proxy = serve(lambda text, n: "direct"), serve(lambda text, n: "by proxy")
-    monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert client(server, base_url="http://judge.invalid/v1").ask(ask_for("x"))[0].value == "by proxy"
-    assert client(server).ask(ask_for("x"))[0].value == "direct"
 
 
 # --- what is asked
@@ -247,19 +192,6 @@ def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
     assert client(server)._key(requests[0]) != elsewhere._key(requests[0])  # another question
 
 
-def test_estimate(serve, client):
-    request = ask_for("abcé")[0]
-    text = '{"messages": [{"role": "user", "content": "abc_"}], "max_tokens": 5}'
-    assert len(text) == 68
-    # é is two bytes: 69 // 4 + 1 = 18 tokens in, 5 out, at 2 and 10 dollars per million
-    judge = client(serve(lambda text, n: text), price=(2, 10))
-    most = {"input_tokens": 18, "output_tokens_at_most": 5, "dollars_at_most": pytest.approx(86e-6)}
-    assert judge.estimate([request, request]) == {"calls": 1, **most} and not judge.store.exists()
-    judge.ask([request])
-    assert judge.cost == pytest.approx(70e-6)  # 10 in, 5 out
-    assert judge.estimate([request])["dollars_at_most"] == 0
-
-
 # --- the check before a run
 
 
@@ -284,19 +216,6 @@ def test_the_check_is_the_first_request_and_is_paid_once(serve, client, exits, t
     assert Endpoint("m", store, **paid).ask([request])[0].value == "x" and server.calls["x"] == 2
 
 
-def test_a_check_of_nobody_takes_seconds(client, exits):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound, not listening: refuses
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        # a call costs 5 at most
-        judge = client(SimpleNamespace(url=url), backoff=1, budget=6, price=(0, 1e6))
-        began = time.monotonic()
-        told = exits(try_endpoint, judge, ask_for("x")[0], "--simulator")
-        assert "--simulator m: " in told and "Connect call failed" in told
-        assert "spent $0.00" in told and time.monotonic() - began < 10  # what never connected costs nothing
-    assert not judge.store.exists()
-
-
 # --- budget
 
 
@@ -314,43 +233,7 @@ def test_budget_with_many_calls_at_once(serve, client, exits, usage):
     assert again.cost <= 40
 
 
-def test_budget_where_max_tokens_is_ignored(serve, client, exits):
-    """A call costs $50 instead of at most $5. Then calls count as $50; 100 + 50 > 120, also after a
-    restart."""
-    server = serve(lambda text, n: text, usage=(10, 50))
-    for _ in range(2):
-        judge = client(server, budget=120, price=(0, 1e6), concurrency=1)
-        assert "spent $100" in exits(judge.ask, ask_for(*map(str, range(9))))
-    assert len(server.answered) == 2
-
-
-def test_tries_without_an_answer_count(serve, client, exits):
-    """A broken-off call at its worst, $5; a page in place of a reply too; an empty reply by its usage, $3."""
-    sent = [Fault("reset"), Fault("prose body"), "", "7"]
-    server = serve(lambda text, n: sent[n], usage=(10, 3))
-    paid = dict(budget=15, price=(0, 1e6))
-    assert "spent $13" in exits(client(server, **paid).ask, ask_for("a"), verdict)
-    judge = client(server, **paid)  # does not know of the broken-off call
-    assert judge.ask(ask_for("a"), verdict)[0].value == 7 and judge.cost == 11
-
-
-def test_two_clients_of_a_store_see_each_others_replies(serve, client):
-    server = serve(lambda text, n: text)
-    first, second = client(server), client(server)
-    for judge in (first, second, first):
-        assert judge.ask(ask_for("a", "b"))[1].value == "b" and judge.cost == first.cost
-    assert max(server.calls.values()) == 1
-
-
 # --- whose key goes where
-
-
-def test_a_store_of_a_judge_whose_url_changes(serve, client):
-    servers = [serve(lambda text, n: "7") for _ in range(2)]
-    for server in servers:
-        judge = client(server, known_as="local:judge")
-        assert [reply.text for reply in judge.ask(ask_for("a", "b"))] == ["7", "7"]
-    assert [len(server.requests) for server in servers] == [2, 0]
 
 
 def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
@@ -388,42 +271,6 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
         assert OTHER_KEY not in text
 
 
-@pytest.mark.parametrize(
-    "url, key_env, variable",
-    [
-        ("https://API.OpenAI.com/v1", (), "OPENAI_API_KEY"),
-        ("http://api.openai.com/v1", (), ""),  # it would be readable on its way
-        ("https://api.openai.com.example.org/v1", (), ""),
-        ("https://example.org/api.openai.com", (), ""),
-        ("https://api.openai.com:8443/v1", (), ""),
-        ("https://example.org:81/v1", ("example.org=A", "Example.org:81=B"), "B"),
-        ("https://example.org:82/v1", ("example.org=A", "example.org:81=B"), "A"),
-        ("https://sub.example.org/v1", ("example.org=A",), ""),
-        ("https://api.openai.com/v1", ("api.openai.com=B",), "B"),
-        ("http://[::1]:8000/v1", ("[::1]:8000=A",), "A"),
-    ],
-)
-def test_which_variable_holds_the_key_of_a_url(url, key_env, variable, monkeypatch):
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    for name in ("OPENAI_API_KEY", "A", "B"):
-        monkeypatch.setenv(name, f" {name}\n")  # as an editor leaves it
-    assert endpoint.key_for(url, key_env) == variable
-
-
-@pytest.mark.parametrize(
-    "word", [OTHER_KEY, f"host={OTHER_KEY}", f"{OTHER_KEY}=host.org", "https://host/v1=HOME", "=HOME"]
-)
-def test_a_key_in_the_place_of_its_name_is_refused_and_not_repeated(word, tmp_path, exits):
-    told = exits(Endpoint, "m", tmp_path / "s.jsonl", "http://localhost:1/v1", key_env=("a.org=HOME", word))
-    assert "--key-env, word 2: write HOST=NAME" in told and OTHER_KEY not in told
-
-
-def test_the_openai_api_needs_a_key(tmp_path, monkeypatch, exits):
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    monkeypatch.setenv("OPENAI_API_KEY", "  ")
-    assert "set OPENAI_API_KEY" in exits(Endpoint, "m", tmp_path / "s.jsonl")
-
-
 # --- a tested model behind an endpoint
 
 
@@ -446,54 +293,6 @@ def answer(server, run, *prompts, n_samples=1, **flags):
             tasks.append({"id": f"{text} {sample}", "sample": sample, "messages": messages})
     run.mkdir(exist_ok=True)
     return shared.generate_answers(SimpleNamespace(**args), tasks, 0.0, run)
-
-
-def test_a_zero_model_is_asked_to_stop_at_its_closing_tag_and_to_keep_it(serve, tmp_path):
-    server = serve(lambda text, n: "<think> z </think> <response> y </response>")
-    row = answer(server, tmp_path, "Hi", think_format="zero_think")[0]
-    assert (row["thinking"], row["response"], row["status"]) == ("z", "y", "ok")
-    request = server.requests[0][0]  # vLLM reads both at the top of the body, nowhere else
-    assert request["stop"] == ["</response>"] and request["include_stop_str_in_output"] is True
-
-
-def test_thinking_that_nothing_announces_is_not_judged_as_a_part_of_the_answer(serve, tmp_path, exits):
-    server = serve(lambda text, n: "<think> z </think> y")
-    assert "--think-format tags" in exits(answer, server, tmp_path / "a", "Hi")
-    assert answer(server, tmp_path / "b", "Hi", think_format="plain")[0]["response"] == "<think> z </think> y"
-    assert answer(server, tmp_path / "c", "Hi", think_format="think")[0]["response"] == "y"
-
-
-def test_thinking_that_a_template_behind_the_endpoint_opened(serve, tmp_path):
-    """Nobody knows that template: what is cut off before a tag counts as thinking, what ends without one as
-    an answer."""
-    texts = {"done": completion(" z </think> y"), "plain": completion("y"), "cut": completion(" z", "length")}
-    server = serve(lambda text, n: texts[text])
-    found = answer(server, tmp_path, *texts, think_format="tags", chat_template_args=("effort=high",))
-    parts = [(row["thinking"], row["response"], row["status"]) for row in found]
-    assert parts == [("z", "y", "ok"), ("", "y", "ok"), ("z", "", "truncated")]
-    assert server.requests[-1][0]["chat_template_kwargs"] == {"effort": "high"}
-
-
-def test_a_task_that_the_endpoint_refuses_has_a_row_and_ends_nothing(serve, tmp_path, capsys, exits):
-    server = serve(lambda text, n: SERVER_ERROR if "long" in text else "y")
-    prompts = ["long", "short", "long too"]
-    found = answer(server, tmp_path, *prompts)
-    assert [(row["status"], row["response"]) for row in found] == [
-        ("refused", ""),
-        ("ok", "y"),
-        ("refused", ""),
-    ]
-    assert "task long 0 is refused: HTTP 400" in capsys.readouterr().err
-    assert answer(server, tmp_path, *prompts) == found
-    assert "HTTP 400" in exits(answer, server, tmp_path / "b", "long", "long too")
-
-
-def test_seeds_of_samples_behind_an_endpoint(serve, tmp_path):
-    for seed, sent in ((0, [None, 1, None, 3]), (1, [1_000_003, 1_000_004, 1_000_005, 1_000_006])):
-        server = serve(lambda text, n: "y")
-        answer(server, tmp_path / str(seed), "a", "b", n_samples=2, seed=seed)
-        # with 0 a server that knows no seeds can be asked for one answer per task
-        assert sorted(str(request.get("seed")) for request, _ in server.requests) == sorted(map(str, sent))
 
 
 if __name__ == "__main__":  # the client that is killed

@@ -9,14 +9,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState
 from script_runs import ROOT, forget_vllm
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -172,22 +169,6 @@ def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
-def test_a_bfloat16_engine_has_the_float32_weights_of_the_policy(engines, prompts):
-    sampler = engines["bfloat16"]
-    torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_pretrained(BASE)
-    for weight in model.parameters():
-        weight.data.mul_(1 + 0.1 * torch.randn_like(weight))
-    trained = policy.Policy(model.eval(), 0.7)
-    limit = rollout.MAX_LOGPROB_GAP["bfloat16"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert gaps(sampler, trained, prompts).mean() > limit
-        for _ in range(2):
-            sampler.sync(trained)
-            assert 1e-4 < gaps(sampler, trained, prompts).mean() < limit / 2
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
 # --- where completions end
 
 
@@ -286,37 +267,6 @@ def test_thinking_is_closed_at_its_budget(engines, server, base, tokenizer, prom
         assert one_by_one == [expected[place] for place in range(4)]
 
 
-def test_a_budget_leaves_the_tokens_before_it(engines, server, base, tokenizer, prompts):
-    """Behind it other random numbers come; those that are done change no other sample."""
-    seeds = list(range(len(prompts)))
-    never = [len(tokenizer) - 1]
-    for sampler in samplers(base, tokenizer, Sampling(1.0, 20), never, engines["tied"], server)[:4]:
-        without = {place: sample.ids for place, sample in sampler.sample(prompts, seeds)}
-        budget = budget_for_some(tokenizer, list(without.values()), end=8)
-        sampler.sampling = Sampling(1.0, 20, budget=budget)
-        found = dict(sampler.sample(prompts, seeds))
-        n_closed = 0
-        for place, ids in without.items():
-            closing = budget.closing_after(ids, tokenizer)
-            n_closed += bool(closing)
-            assert found[place].ids[: 8 + len(closing)] == ids[:8] + closing
-            assert len(found[place].ids) == 20 and not found[place].finished
-        assert 0 < n_closed < len(prompts)
-        rest = dict(sampler.sample(prompts, seeds, done={0, 3}))
-        assert rest == {place: sample for place, sample in found.items() if place not in (0, 3)}
-
-
-def test_a_stop_string_is_found_across_the_budget(base, tokenizer, prompts):
-    [said] = [argmax(base, prompts[0], 20)]
-    stop = tokenizer.decode(said[7:9])
-    assert stop not in tokenizer.decode(said[:8])
-    budget = ThinkingBudget(8, opening_tag="never", closed_pattern="x", closing=CLOSING)
-    sampling = Sampling(0.0, 20, stop=stop, budget=budget)
-    sampler = Sampler(Transformers(tokenizer, base), tokenizer, sampling)
-    sample = dict(sampler.sample(prompts[:1]))[0]
-    assert (sample.ids, sample.finished, sample.budget_used_up) == (said[:9], True, False)
-
-
 def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, prompts):
     """transformers by itself takes the 50 likeliest tokens, or follows the model's generation config."""
     model = AutoModelForCausalLM.from_pretrained(untied)
@@ -345,21 +295,6 @@ def test_transformers_samples_from_a_policy_in_training_and_leaves_it_so(base, t
 
 
 # --- seeds
-
-
-def test_those_that_are_done_change_no_other_sample(server, base, tokenizer, prompts):
-    repeated = [prompts[0]] * 3 + prompts * 5
-    seeds = list(range(len(repeated)))
-    by_transformers = Sampler(Transformers(tokenizer, base, 3), tokenizer, Sampling(1.0, 12))
-    server.ends = by_transformers.ends
-    server.sampling = by_transformers.sampling
-    done = {0, 1, 2, 5, 8}
-    for sampler in (by_transformers, server):
-        everything = dict(sampler.sample(repeated, seeds))
-        assert everything == dict(sampler.sample(repeated, seeds))
-        rest = dict(sampler.sample(repeated, seeds, done))
-        assert rest == {place: everything[place] for place in everything if place not in done}
-        assert len({tuple(everything[place].ids) for place in range(3)}) == 3
 
 
 RUN_THAT_IS_KILLED = """
@@ -397,36 +332,7 @@ def test_a_killed_server_ends_the_run_in_one_line(base, tokenizer, tmp_path):
     assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
-def test_gpus_are_divided_among_servers(monkeypatch):
-    assert vllm_engine.choose_gpus(1, 0) == (1, [])  # of a CPU
-    PartialState()  # it starts on the CPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,5")
-    assert vllm_engine.choose_gpus(2, 0) == (2, ["0", "1", "2", "3"])
-    assert vllm_engine.choose_gpus(1, 2) == (2, ["0", "1"])
-
-
-def test_a_date_with_a_time_is_a_seed(saved, tokenizer, prompts):
-    """Its product with 1,000,003 has more than 64 bits, which neither torch nor vLLM takes."""
-    drawn = []
-    for seed in (20_240_601_001_003, 20_240_601_001_003 - 4712 * 2**32, 5):
-        samples = rollout.generate(
-            saved, prompts[:2], tokenizer, Sampling(1.0, 8), seed=seed, log=Path("unused")
-        )
-        drawn.append([sample.ids for _, sample in samples])
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 # --- the check that vLLM has the trainer's weights
-
-
-@pytest.mark.parametrize("dtype, limit", [("float32", 0.001), ("bfloat16", 0.1)])
-def test_the_limit_of_the_gap_follows_the_dtype(dtype, limit, tokenizer, capsys):
-    sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(1.0, 8), dtype)
-    sampler.check(1, {"sampling/logprob_gap": 0.99 * limit}, [])
-    assert not capsys.readouterr().out
-    sampler.check(2, {"sampling/logprob_gap": 1.01 * limit}, [])
-    assert f"(limit {limit:.4f})" in capsys.readouterr().out
 
 
 def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
@@ -444,25 +350,6 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
 
 
 # --- what is read from a completion, and logged of a step
-
-
-def test_a_sample_becomes_a_completion(tokenizer):
-    text = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish."
-    ids = templates.encode_completion(tokenizer, text)
-    prompt = {"id": "p", "messages": [{"role": "user", "content": "?"}], "prompt_ids": [5, 6]}
-    whole = rollout.read_completion(tokenizer, "think", prompt, Sample(ids, [-1.0] * len(ids), True))
-    assert (whole.text, whole.status) == (text, "ok")
-    assert (whole.thinking, whole.response) == ("Budget 12.", "You get 1 dish.")
-    assert whole.ids == ids and whole.prompt_ids == [5, 6] and whole.sampler_logprobs == [-1.0] * len(ids)
-    assert whole.n_thinking_tokens == len(tokenizer("Budget 12.", add_special_tokens=False)["input_ids"])
-    assert not whole.cut_off and whole.n_trained_tokens == len(ids)
-
-    cut_off = rollout.read_completion(tokenizer, "think", prompt, Sample(ids[:-1], None, False))
-    assert cut_off.text == text and cut_off.cut_off and cut_off.status == "truncated"
-    cut_off.loss_mask = [1] * 3 + [0] * (len(ids) - 4)
-    assert cut_off.n_trained_tokens == 3
-    row = json.loads(json.dumps(cut_off.row()))
-    assert row["missing"] and row["reward"] is None and row["advantage"] == 0.0 and row["cut_off"]
 
 
 def completion(
@@ -500,49 +387,4 @@ def test_metrics_of_a_step_by_hand():
     )
 
 
-def test_mean_and_spread_of_the_rewards_by_hand():
-    nan = math.nan
-    rewards_P_G = torch.tensor([[1.0, 3.0], [2.0, 2.0], [nan, 4.0], [nan, nan]])
-    found = rollout.reward_metrics(rewards_P_G, "preference")
-    known = np.array([1.0, 3.0, 2.0, 2.0, 4.0])
-    assert found == pytest.approx(
-        {
-            "reward": 2.4,
-            "reward_std": known.std(ddof=1),
-            "rewards/preference/mean": 2.4,
-            "rewards/preference/std": known.std(ddof=1),
-            "frac_reward_zero_std": 0.75,
-        }
-    )
-    assert rollout.reward_metrics(torch.tensor([[nan, 4.0]]), "preference")["reward_std"] == 0.0
-    with pytest.raises(RuntimeError, match="no completion got a reward"):
-        rollout.check_any_reward(torch.full((2, 2), nan))
-    rollout.check_any_reward(torch.tensor([[nan, 0.0]]))
-
-
 # --- runs that can teach nothing
-
-
-GUARDED = SimpleNamespace(think_format="think", max_completion_tokens=7)
-
-
-def test_a_run_whose_first_three_steps_can_teach_nothing_says_so(capsys):
-    cut_off = [completion(7, cut_off=True)] * 3 + [completion(7)] * 2
-    malformed = [completion(7, status="no_open")] * 2
-    good = [completion(7, status="no_open"), completion(7)]
-    for bad, message in [(cut_off, "cut off at --max-completion-tokens 7"), (malformed, "no_open")]:
-        guard = rollout.FormatGuard(GUARDED)
-        guard.check(1, {}, bad)
-        guard.check(2, {}, bad)
-        assert not capsys.readouterr().out
-        guard.check(3, {}, bad)
-        assert message in capsys.readouterr().out
-        # one good step, and nobody looks after three
-        for steps in (
-            [bad, bad, good, bad, bad],
-            [good, bad, bad, bad],
-        ):
-            guard = rollout.FormatGuard(GUARDED)
-            for step, completions in enumerate(steps, 1):
-                guard.check(step, {}, completions)
-            assert not capsys.readouterr().out

@@ -13,11 +13,9 @@ from conftest import ROOT, learn_by_heart, tiny_config
 from transformers import LlamaForCausalLM
 
 import eval_benchmarks
-import eval_wildbench
 from rlmt import run as runs
 from rlmt import chat as templates
 import utils
-from benchmarks import shared
 from rlmt.sampler import ThinkingBudget
 from rlmt import chat
 from rlmt import data as rlmt_data
@@ -128,33 +126,3 @@ def test_a_budget_closes_the_thinking_and_the_answer_follows(evaluate):
     assert summary["thinking_tokens"] == short[0]["n_thinking_tokens"]
     assert summary["tokens_per_task"] == short[0]["n_tokens"] < without["tokens_per_task"]
     assert summary["fingerprint"] != without["fingerprint"]
-
-
-def test_a_resumed_run_has_the_budget_and_the_samples_of_an_unbroken_one(evaluate, tmp_path, capsys):
-    flags = ("--temperature", 2.0, "--samples", 6, "--batch-size", 2, "--rollout", "hf")
-    rows, _ = evaluate(*flags, "--max-thinking-tokens", 6)
-    assert len({row["text"] for row in rows}) > 1 and any(row["budget_used_up"] for row in rows)
-    stored = tmp_path / "run" / "generations.jsonl"
-    lines = stored.read_text().splitlines(keepends=True)
-    stored.write_text("".join(lines[:3]))
-    (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(SystemExit):
-        evaluate(*flags, "--max-thinking-tokens", 7, "--resume")
-    assert "max_thinking_tokens (6 -> 7)" in capsys.readouterr().err
-    again, _ = evaluate(*flags, "--max-thinking-tokens", 6, "--resume")
-    assert sorted(again, key=lambda row: row["id"]) == sorted(rows, key=lambda row: row["id"])
-
-
-def test_what_cannot_be_closed_is_said_first(thinker, exits):
-    def refusal(**flags) -> str:
-        return exits(shared.thinking_budget, eval_wildbench.Args(model=thinker, **flags))
-
-    assert "leaves no tokens for an answer" in refusal(max_thinking_tokens=80, max_tokens=80)
-    behind_an_endpoint = eval_wildbench.Args(model="m", model_url="http://h/v1", max_thinking_tokens=9)
-    assert "gets messages" in exits(shared.thinking_budget, behind_an_endpoint)
-    plain = eval_wildbench.Args(model="data/toy/base", think_format="plain", max_thinking_tokens=9)
-    assert "has no thinking" in exits(shared.thinking_budget, plain)
-    assert shared.thinking_budget(eval_wildbench.Args(model=thinker)) is None
-    zero = eval_wildbench.Args(model="data/toy/base", think_format="zero_think", max_thinking_tokens=9)
-    budget = shared.thinking_budget(zero)
-    assert shared.load_model_tokenizer(zero).decode(budget.closing) == " </think> <response>"

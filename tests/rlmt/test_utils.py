@@ -4,18 +4,14 @@ prompts."""
 import random
 import re
 import shutil
-import time
-from types import SimpleNamespace
 
 import pytest
 from conftest import FAMILIES
-from transformers import AutoTokenizer, GenerationConfig
 
 from rlmt import checkpoint
 from rlmt import sampler as rollout
 from rlmt import chat as templates
 import utils
-from rlmt.model import load_policy_tokenizer
 from rlmt.chat import encode_completion, encode_prompt, prepare_tokenizer
 from utils import join_thinking, split_thinking
 from rlmt import chat as rlmt_chat
@@ -179,39 +175,6 @@ def test_split_thinking(think_format):
     assert met == STATUSES or (think_format == "plain" and met == {"ok", "empty_response", "truncated"})
 
 
-@pytest.mark.parametrize("think_format", FORMATS)
-def test_a_good_completion_cut_anywhere_is_truncated(think_format):
-    text = join_thinking("why", "because", think_format)
-    for end in range(len(text)):
-        assert split_thinking(text[:end], think_format, finished=False).status == "truncated", text[:end]
-    stops_by_itself = bool(utils.THINK_FORMATS[think_format].stop)
-    whole = split_thinking(text, think_format, finished=False)
-    assert whole.status == ("ok" if stops_by_itself else "truncated")
-
-
-# a completion, and what is scored of it in the format think and in both Zero formats
-SCORED = [
-    ("<think>a</think>b", "b", "<think>a</think>b"),
-    ("<think>a</think><response>b</response>", "<response>b</response>", "b"),
-    ("<think>a</think><response>b</response> c", "<response>b</response> c", "b"),  # text behind the end
-    ("<think>a</think>b</think>c", "b</think>c", "<think>a</think>b</think>c"),  # a tag twice
-    ("<think>a</think><think>b</think>c", "<think>b</think>c", "<think>a</think><think>b</think>c"),
-    ("<response>a<response>b</response>", "<response>a<response>b</response>", "a<response>b"),
-    ("<response>a</response><response>b", "<response>a</response><response>b", "a"),
-    ("<think>a<response>b</response></think>c", "c", "b"),  # one inside the other
-    ("<response>a<think>b</response>c</think>d", "d", "a<think>b"),
-    ("a</think>b", "b", "a</think>b"),  # thinking that was never opened
-    ("</think>a<think>b", "a<think>b", "</think>a<think>b"),
-    ("</response>a<response>b", "</response>a<response>b", "b"),  # closed before it was opened
-    ("a</response>b", "a</response>b", "a"),  # an end alone
-    ("<think>a", "<think>a", "<think>a"),  # no tag that opens a response
-    ("<think>a</think>", "", "<think>a</think>"),
-    ("<think>a</think><response> b ", "<response> b", "b"),
-    ("a", "a", "a"),
-    ("", "", ""),
-]
-
-
 def released_reading(text: str, opening: str, closing: str) -> str:
     """Follows the rule of the released training code step by step, for one pair of delimiters."""
     behind_opening = text.find(opening)
@@ -221,16 +184,6 @@ def released_reading(text: str, opening: str, closing: str) -> str:
     if before_closing >= 0:
         text = text[:before_closing].rstrip()
     return text
-
-
-def test_what_is_scored_of_a_malformed_completion():
-    for text, think, zero in SCORED:
-        assert utils.response_to_score(text, "think") == think, text
-        assert utils.response_to_score(text, "zero_think") == zero, text
-        assert utils.response_to_score(text, "zero_plain") == zero, text
-        assert utils.response_to_score(text, "plain") == text.strip()
-        assert released_reading(text, "</think>", "").strip() == think, text
-        assert released_reading(text, "<response>", "</response>").strip() == zero, text
 
 
 @pytest.mark.parametrize("think_format", FORMATS)
@@ -256,36 +209,6 @@ def test_what_is_scored_is_the_response_of_a_good_completion_and_the_released_re
     assert n_good > 30
 
 
-def test_a_tag_that_is_written_twice_brings_no_thinking_into_what_is_scored():
-    for think_format, tags in [
-        ("think", ("<think>", "</think>")),
-        ("zero_think", ("<think>", "</think>", "<response>")),
-    ]:
-        good = join_thinking("SECRET", "y", think_format)
-        for tag in tags:
-            assert "SECRET" not in utils.response_to_score(good + tag, think_format)
-            assert split_thinking(good.replace("y", f"y{tag}"), think_format).status == "nested"
-            assert "SECRET" not in utils.response_to_score(good.replace("y", f"y{tag}"), think_format)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<think>" * 140_000,
-        "</think>" * 120_000,
-        " " * 1_000_000,
-        "<think>" + "z " * 500_000 + "</think>y",
-        "<response>" + "y\n" * 500_000,
-    ],
-    ids=["opening tags", "closing tags", "spaces", "long thinking", "long response"],
-)
-def test_a_megabyte_is_split_at_once(text):
-    started = time.perf_counter()
-    for think_format in FORMATS:
-        split_thinking(text, think_format)
-    assert time.perf_counter() - started < 2
-
-
 # --- 2. a format that a user adds: one entry in THINK_FORMATS
 
 
@@ -301,25 +224,6 @@ def plan_format(monkeypatch) -> str:
     monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
     monkeypatch.setattr(utils, "TAGS", (*utils.TAGS, *entry.tags))  # computed when utils is imported
     return "plan"
-
-
-def test_an_added_format_is_parsed_and_joined(plan_format):
-    text = join_thinking(" first ", "then\n", plan_format)
-    assert text == "[PLAN] first [/PLAN]\n[REPLY] then [/REPLY]"
-    for completion, finished, status, thinking, response in [
-        (text, True, "ok", "first", "then"),
-        (text + " User: more", False, "ok", "first", "then"),
-        ("<think>first</think>then", True, "no_open", "", ""),
-        ("[PLAN]first[/PLAN] then", True, "no_open", "first", ""),
-        ("[PLAN]first", True, "no_close", "first", ""),
-        ("[PLAN]first[/PLAN][REPLY]then", True, "no_close", "first", "then"),
-        ("[PLAN]first[/PLAN][REPLY][REPLY]then[/REPLY]", True, "nested", "first", "then"),
-        ("[PLAN]first[/PLAN][REPLY] [/REPLY]", True, "empty_response", "first", ""),
-        ("[PLAN]<think>first</think>[/PLAN][REPLY]then[/REPLY]", True, "ok", "<think>first</think>", "then"),
-    ]:
-        assert split_thinking(completion, plan_format, finished) == (thinking, response, status), completion
-    for end in range(len(text)):
-        assert split_thinking(text[:end], plan_format, finished=False).status == "truncated", text[:end]
 
 
 def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, tokenizer_folders, tmp_path):
@@ -346,13 +250,6 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     checkpoint.save_tokenizer(folder, tokenizer)
     assert rlmt_chat.read_trained_as(str(folder)) == {"think_format": plan_format}
     assert rlmt_chat.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
-
-
-def test_a_format_whose_tags_the_tokenizer_cannot_write_is_refused(monkeypatch):
-    entry = utils.ThinkFormat(layout="<plan> {z} </plan> {y}", thinking_tags=("<plan>", "</plan>"))
-    monkeypatch.setitem(utils.THINK_FORMATS, "plan", entry)
-    with pytest.raises(ValueError, match="cannot write '<plan>'"):
-        prepare_tokenizer(rlmt_chat.load_tokenizer("data/toy/base"), "plan")
 
 
 # --- 3. chat templates
@@ -415,22 +312,6 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     assert pad in (None, tokenizer.pad_token)
 
 
-def test_preparing_adds_no_token_and_a_saved_tokenizer_is_the_same(prepared, tmp_path):
-    """An added token would not fit the embedding, and could split words in another way."""
-    text = THOUGHT + " Hello world!!! " + utils.THINK_FORMATS["zero_think"].instruction
-    for think_format, before, tokenizer in prepared:
-        assert tokenizer.pad_token_id not in (None, tokenizer.eos_token_id)
-        tokenizer.save_pretrained(tmp_path / think_format)
-        reloaded = AutoTokenizer.from_pretrained(tmp_path / think_format)
-        for other in (tokenizer, reloaded):
-            assert len(other) == len(before) and other.get_vocab() == before.get_vocab()
-            assert other(text)["input_ids"] == before(text)["input_ids"]
-        prepare_tokenizer(reloaded, think_format)
-        assert (reloaded.eos_token, reloaded.pad_token) == (tokenizer.eos_token, tokenizer.pad_token)
-        for chat in CHATS.values():
-            assert encode_prompt(reloaded, chat) == encode_prompt(tokenizer, chat)
-
-
 def test_a_prompt_holds_every_turn_verbatim(prepared):
     for think_format, _, tokenizer in prepared:
         own_instruction = utils.THINK_FORMATS[think_format].instruction
@@ -447,20 +328,6 @@ def test_a_prompt_holds_every_turn_verbatim(prepared):
                 assert ids[0] == bos and ids.count(bos) == 1
 
 
-def test_a_completion_decodes_to_what_was_written(prepared):
-    for think_format, _, tokenizer in prepared:
-        for z, y in [
-            ("First: 2 + 2 .", "It 's 4 , isn 't it ?"),
-            ("\U0001f914\u05d0\0", "a  b\n\n\n\tc\u00a0"),
-            ("", "!!!"),
-        ]:
-            text = join_thinking(z, y, think_format)
-            ids = encode_completion(tokenizer, text)
-            assert ids[-1] == tokenizer.eos_token_id and ids.count(tokenizer.eos_token_id) == 1
-            sample = rollout.Sample(ids, None, finished=True)
-            assert rollout.text_of(tokenizer, sample) == text
-
-
 @pytest.mark.parametrize("family", [family for family in CHOSEN if family not in ("plain", "gpt2")])
 def test_prompt_and_completion_are_the_rendered_conversation(load, family):
     """SFT trains on the ids that a later turn of the conversation shows, up to the end of the turn."""
@@ -472,104 +339,7 @@ def test_prompt_and_completion_are_the_rendered_conversation(load, family):
         assert encode_prompt(tokenizer, later)[: len(ids)] == ids
 
 
-def test_a_template_that_drops_thinking_is_refused_where_none_of_ours_fits(load):
-    for think_format in ("think", "plain"):
-        with pytest.raises(ValueError, match="--chat-template"):
-            prepare_tokenizer(load("r1"), think_format)
-    tokenizer = load("r1")
-    assert prepare_tokenizer(tokenizer, "think", "plain").startswith(
-        "chat template: plain; end of turn '<|R1-end|>'"
-    )
-    assert "think>" not in tokenizer.decode(encode_prompt(tokenizer, [USER]))  # nothing prefilled
-
-
-TURN = "{{ '<|im_start|>' + m.role + '\n' }}%s{{ '<|im_end|>\n' }}"
-TOUCHES_THINKING = {  # a turn and what opens the assistant's: one fault each
-    "drops it from earlier turns": ("{{ m.content if loop.last else m.content.split('</think>')[-1] }}", ""),
-    "drops it from the last turn": ("{{ m.content.split('</think>')[-1] if loop.last else m.content }}", ""),
-    "writes it anew": ("{{ m.content.replace('\n</think>', '</think>') }}", ""),
-    "adds an empty thought": (
-        "{{ '<think></think>' if m.role == 'assistant' and '<think>' not in m.content }}{{ m.content }}",
-        "",
-    ),
-    "prefills the tag": ("{{ m.content }}", "<think>\n"),
-    "prints the time": ("{{ strftime_now('%f') if loop.first }}{{ m.content }}", ""),
-}
-
-
-@pytest.mark.parametrize("content, prefill", TOUCHES_THINKING.values(), ids=TOUCHES_THINKING)
-def test_templates_that_touch_thinking_are_replaced(load, content, prefill):
-    def template(content: str, prefill: str) -> str:
-        opening = "{% if add_generation_prompt %}<|im_start|>assistant\n" + prefill + "{% endif %}"
-        return "{% for m in messages %}" + TURN % content + "{% endfor %}" + opening
-
-    tokenizer = load("qwen25_instruct")
-    tokenizer.chat_template = template(content, prefill)
-    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: chatml;")
-    tokenizer.chat_template = template("{{ m.content }}", "")
-    assert prepare_tokenizer(tokenizer, "think").startswith("chat template: its own;")
-
-
-@pytest.mark.parametrize("think_format", FORMATS)
-def test_a_chat_template_that_is_asked_for_is_used(load, tmp_path, think_format):
-    """Also in Zero formats: no flag is ignored."""
-    tokenizer = load("qwen25_base")
-    file = tmp_path / "mine.jinja"
-    file.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}")
-    assert prepare_tokenizer(tokenizer, think_format, str(file)).startswith(f"chat template: {file};")
-    assert tokenizer.decode(encode_prompt(tokenizer, [USER])) == "[user]What is 2+2 ?<|im_end|>"
-    prepare_tokenizer(tokenizer, think_format, "plain")
-    assert tokenizer.decode(encode_prompt(tokenizer, [USER])) == "User: What is 2+2 ?\n\nAssistant:"
-    with pytest.raises(OSError, match="nowhere"):
-        prepare_tokenizer(tokenizer, think_format, "nowhere.jinja")
-
-
-def test_a_template_without_an_end_is_refused(load, tmp_path):
-    tokenizer = load("llama_base")
-    (tmp_path / "endless").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    with pytest.raises(ValueError, match="by a special token; pass --chat-template"):
-        prepare_tokenizer(tokenizer, "think", str(tmp_path / "endless"))
-    (tmp_path / "turns").write_text(  # as Llama 2: one BOS a turn
-        "{% for m in messages %}{{ bos_token if m.role == 'user' }}{{ m.content }}"
-        "{{ eos_token if m.role == 'assistant' }}{% endfor %}"
-    )
-    prepare_tokenizer(tokenizer, "think", str(tmp_path / "turns"))
-    assert encode_prompt(tokenizer, TURNS).count(tokenizer.bos_token_id) == 3
-
-
 # --- 4. loading
-
-
-def test_a_model_with_several_ends_of_turn_keeps_them(tmp_path, tokenizer_folders):
-    """Those of its generation config, besides the template's: base models write them."""
-    shutil.copytree(tokenizer_folders["qwen25_base"], tmp_path / "m")
-    GenerationConfig(eos_token_id=[3, 5]).save_pretrained(tmp_path / "m")
-    tokenizer = rlmt_chat.load_tokenizer(str(tmp_path / "m"))
-    own_end = tokenizer.eos_token_id
-    prepare_tokenizer(tokenizer, "think")
-    assert tokenizer.stop_ids == sorted({3, 5, own_end, tokenizer.eos_token_id})
-    assert own_end != tokenizer.eos_token_id
-
-
-def test_a_folder_that_is_not_a_model_is_named(tmp_path, exits):
-    assert f"{tmp_path} is neither a model folder" in exits(rlmt_chat.load_tokenizer, str(tmp_path))
-    assert "nobody/nothing is neither" in exits(rlmt_chat.load_tokenizer, "nobody/nothing")
-
-
-def test_a_policy_keeps_its_format_and_fits_its_context(policy, tmp_path, exits):
-    args = SimpleNamespace(model=policy, think_format="think", chat_template="auto", max_prompt_tokens=96)
-    args.max_completion_tokens = 4000
-    assert load_policy_tokenizer(args).stop_ids
-    args.max_completion_tokens = 4001
-    assert "4097 tokens are more than the 4096" in exits(load_policy_tokenizer, args)
-    args.max_completion_tokens = 10
-    args.think_format = "thinks"
-    assert "'thinks' is unknown" in exits(load_policy_tokenizer, args)
-    args.think_format = "think"
-    args.model = str(tmp_path / "plain")
-    shutil.copytree(policy, args.model)
-    (tmp_path / "plain" / "think_format.json").write_text('{"think_format": "plain"}')
-    assert "was trained to the format 'plain', not 'think'" in exits(load_policy_tokenizer, args)
 
 
 # --- the parser against a grammar

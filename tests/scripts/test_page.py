@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 import page
-from test_card import make_run
-from rlmt.run import finish_run
 
 EMPTY = {"thinking": "z", "response": "y", "status": "ok", "n_tokens": 9, "n_thinking_tokens": 4}
 
@@ -78,20 +76,6 @@ def test_visits_have_the_numbers_that_they_are_ordered_by(tmp_path):
     gold = write(tmp_path / "gold", "generations.jsonl", [generation("x", score=0.5)])
     data = shown(tmp_path, gold)
     assert data["orders"][0][0] == "highest gold" and ids(data, "highest") == [("x", None, 0.5)]
-
-
-def test_two_runs_are_matched_by_prompt_step_and_temperature(tmp_path):
-    a = [generation("x"), generation("y"), generation("z"), generation("x", temperature=0.0)]
-    other_prompt = [{"role": "user", "content": "another"}]
-    b = [generation("y", response="worse"), generation("x"), generation("z", messages=other_prompt)]
-    run_a = write(tmp_path / "a", "generations.jsonl", a)
-    run_b = write(tmp_path / "b", "generations.jsonl", b)
-    data = shown(tmp_path, run_a, run_b)
-    assert [run["name"] for run in data["runs"]] == ["a", "b"]
-    sizes = Counter(tuple(map(len, visit["sides"])) for visit in data["visits"])
-    assert sizes == {(1, 1): 2, (1, 0): 2, (0, 1): 1}
-    (y,) = [visit for visit in data["visits"] if data["prompts"][visit["prompt"]]["id"] == "y"]
-    assert [side[0]["response"] for side in y["sides"]] == ["y", "worse"]
 
 
 def test_what_is_shown_of_a_completion(tmp_path):
@@ -213,14 +197,3 @@ def test_every_hostile_text_reaches_the_page_and_none_is_html(evil):
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\(|Function\(|srcdoc|fetch\("
     assert not re.findall(rf"{ways}|\b(?:src|href)=|@import|url\(|https?://(?!www.w3.org/2000/svg)", template)
-
-
-def test_a_training_script_ends_with_a_page_and_never_fails_by_it(tmp_path, capsys):
-    run = make_run(tmp_path / "run", "sft", {"model": "org/base", "traces": "owner/traces"}, {"loss": 2.0})
-    finish_run(run, {"steps": 1})
-    assert data_of(run / "page.html")["runs"][0]["lines"] == []  # it is finished
-    (run / "page.html").unlink()
-    (run / "completions.jsonl").write_text("{}\n")
-    finish_run(run, {"steps": 2})
-    assert json.loads((run / "summary.json").read_text()) == {"steps": 2}
-    assert f"WARNING: no page of {run}: KeyError: 'id'" in capsys.readouterr().err

@@ -1,11 +1,10 @@
-"""The loops of PPO, GRPO and DPO against independent ones: one completion at a time, plain transformers, no
+"""The loops of GRPO, PPO and DPO against independent ones: one completion at a time, plain transformers, no
 padding.
 
 Each run is at a temperature, with weight decay, several updates and a rate of its own for the critic, so that
 a flag that is read and not used, or used where another belongs, changes the weights.
 """
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -14,275 +13,235 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import train_grpo
-from data.toy import sums as toy_sums
-from rlmt import run as rlmt_run
+from rlmt import sampler
+from rlmt.data import read_log
+from rlmt.run import Training, seed_step
 from script_runs import run_here, weights_of, write_prompts
 
 TEMPERATURE = 0.7
 BASE = "data/toy/base"
-COMMON = [
-    *[
-        "--preset",
-        "toy",
-        "--model",
-        BASE,
-        "--think-format",
-        "plain",
-        "--prompts-per-step",
-        "4",
-        "--save-steps",
-        "1",
-    ],
-    *["--max-completion-tokens", "24", "--on-bad-format", "score", "--gold", ""],
-    *["--temperature", str(TEMPERATURE), "--weight-decay", "0.1", "--updates-per-rollout", "2"],
-]
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory) -> Path:
-    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 12)
+REWARD_MODEL = "data/toy/reward_model"
+SAMPLER_LOGPROB = -1.5
 
 
 @pytest.fixture
-def run(prompts, tmp_path, monkeypatch):
-    """run(script, *flags): runs a training script; returns its folder, and the completions of each step."""
+def run(tmp_path, monkeypatch):
+    """run(script, *flags): runs a training script; returns its folder, and the completions of each step.
+
+    Their sampler says of each token that its log-probability was SAMPLER_LOGPROB.
+    """
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 12, answer="5")
     completions = {}
-    end = rlmt_run.Training.end
+    end = Training.end
+    read_completion = sampler.read_completion
 
     def keep(self, step, metrics, n_tokens, rows=()):
         completions[step] = rows
         end(self, step, metrics, n_tokens, rows)
 
-    monkeypatch.setattr(rlmt_run.Training, "end", keep)
+    def read(*arguments):
+        completion = read_completion(*arguments)
+        completion.sampler_logprobs = [SAMPLER_LOGPROB] * len(completion.ids)
+        return completion
 
-    def run(script: str, *flags: str) -> tuple[Path, dict[int, list]]:
-        out = tmp_path / "run"
-        words = [script, *COMMON, "--prompts", prompts, "--out", out, *flags]
+    monkeypatch.setattr(Training, "end", keep)
+    monkeypatch.setattr(sampler, "read_completion", read)
+    monkeypatch.setitem(sampler.MAX_LOGPROB_GAP, "float32", math.inf)
+
+    def run(script: str, *flags) -> tuple[Path, dict[int, list]]:
+        out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        words = [script, "--preset", "toy", "--model", BASE, "--think-format", "plain", "--gold", ""]
+        words += ["--prompts", prompts, "--out", out, "--weight-decay", 0.1, *flags]
         run_here([sys.executable, *map(str, words)])
         return out, completions
 
     return run
 
 
-def logprobs_of(
-    model, prompt_ids: list[int], ids: list[int], temperature: float = TEMPERATURE
-) -> torch.Tensor:
-    logits = model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1]
-    logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
+RL = ["--prompts-per-step", 4, "--updates-per-rollout", 2, "--temperature", TEMPERATURE, "--save-steps", 1]
+RL += ["--max-completion-tokens", 24, "--micro-batch-tokens", 400, "--on-bad-format", "score"]
+RL += ["--importance-correction", "token_truncate"]
 
 
-def load(path: str = BASE):
+def load(path: Path | str = BASE):
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def halves(completions: list, seed: tuple) -> list[list]:
-    order = np.random.default_rng(seed).permutation(len(completions))
+def logprobs_of(model, one) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probabilities and entropies of a completion's tokens."""
+    logits = model(torch.tensor([one.prompt_ids + one.ids])).logits[0, len(one.prompt_ids) - 1 : -1]
+    every = (logits / TEMPERATURE).log_softmax(-1)
+    entropies = -(every.exp() * every).sum(-1)
+    return every.gather(1, torch.tensor(one.ids).unsqueeze(1)).squeeze(1), entropies
+
+
+def token_losses(policy, reference, one, advantages, beta: float, entropy_coef: float) -> torch.Tensor:
+    """Returns the loss of each token (T,) but the critic's; `one.old`: log-probabilities before the updates."""
+    logprobs, entropies = logprobs_of(policy, one)
+    ratio = (logprobs - one.old).exp()
+    gained = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    gained = gained * (one.old - SAMPLER_LOGPROB).exp().clamp(max=3.0)
+    gap = logprobs_of(reference, one)[0].detach() - logprobs
+    return beta * (gap.exp() - gap - 1) - entropy_coef * entropies - gained
+
+
+def halves(completions: list) -> list[list]:
+    """Splits those of the first step as the seed (0, 0, 0) does."""
+    order = np.random.default_rng((0, 0, 0)).permutation(len(completions))
     return [[completions[place] for place in half] for half in np.array_split(order, 2)]
 
 
-def step(model, optimizer) -> None:
+def n_tokens_of(completions: list) -> int:
+    return sum(len(one.ids) for one in completions)
+
+
+def take_step(model, optimizer) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
 
 
-def check_weights(found: dict[str, torch.Tensor], model) -> None:
+def check_weights(folder: Path, model, start) -> None:
     """Compares how far weights have moved; Adam's first steps are as large for noise as for signal, so some
     may differ."""
-    start = load()
-    for name, weight in model.named_parameters():
-        moved = (weight - start.get_parameter(name)).norm()
-        assert (found[name] - weight).norm() <= 0.01 * moved, name
+    found = weights_of(folder)
+    for name, weight in start.named_parameters():
+        expected = model.get_parameter(name)
+        assert (found[name] - expected).norm() <= 0.01 * (expected - weight).norm(), name
 
 
-def ppo_targets(completions: list, policy, reference, value_of) -> dict[str, tuple]:
-    """Returns old log-probabilities, values, whitened advantages and returns by id; checks the advantages of
-    the run."""
-    targets = {}
-    for one in completions:
-        with torch.no_grad():
-            old = logprobs_of(policy, one.prompt_ids, one.ids)
-            kl = old - logprobs_of(reference, one.prompt_ids, one.ids)
-            values = value_of(one)
-        earned = -0.3 * kl
-        earned[-1] += one.reward
-        advantage = 0.0
-        next_value = 0.0
-        advantages = []
-        for t in reversed(range(len(one.ids))):
-            advantage = earned[t] + next_value - values[t] + 0.9 * advantage
-            next_value = values[t]
-            advantages.insert(0, advantage)
-        targets[one.id] = [old, values, torch.stack(advantages)]
-    every = torch.cat([advantages for _, _, advantages in targets.values()])
-    for one in completions:
-        old, values, advantages = targets[one.id]
-        white = (advantages - every.mean()) / every.std()
-        torch.testing.assert_close(torch.tensor(one.advantages), white, rtol=1e-3, atol=1e-3)
-        targets[one.id] = (old, values, white, advantages + values)
-    return targets
-
-
-def critic_of(path: Path | str):
-    """Returns a critic, and its function of a completion: the value of the text before each token."""
-    critic = AutoModelForTokenClassification.from_pretrained(path, num_labels=1, dtype=torch.float32)
-
-    def value_of(one) -> torch.Tensor:
-        ids = torch.tensor([one.prompt_ids + one.ids])
-        return critic(ids).logits[0, len(one.prompt_ids) - 1 : -1, 0]
-
-    return critic, value_of
-
-
-def test_a_step_of_ppo(run):
-    flags = ["--kl", "reward", "--kl-coef", "0.3", "--lam", "0.9", "--learning-rate", "1e-3", "--steps", "2"]
-    folder, completions = run("train_ppo.py", *flags, "--critic-learning-rate", "3e-3")
-    policy = load()
-    reference = load().requires_grad_(False)
-    critic, value_of = critic_of("data/toy/reward_model")
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
-    critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=3e-3, weight_decay=0.1)
-    targets = ppo_targets(completions[1], policy, reference, value_of)
-    for half in halves(completions[1], (0, 0, 0)):
-        n_tokens = sum(len(one.ids) for one in half)
-        loss = 0.0
-        for one in half:
-            old, values, advantages, returns = targets[one.id]
-            ratio = (logprobs_of(policy, one.prompt_ids, one.ids) - old).exp()
-            gained = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-            found = value_of(one)
-            held = values + (found - values).clamp(-0.5, 0.5)
-            errors = torch.max((found - returns).square(), (held - returns).square())
-            loss = loss + (0.5 * errors - gained).sum() / n_tokens
-        loss.backward()
-        step(policy, optimizer)
-        step(critic, critic_optimizer)
-    check_weights(weights_of(folder / "checkpoint-1"), policy)
-    saved_critic, _ = critic_of(folder / "checkpoint-1" / "critic")
-    started_from, _ = critic_of("data/toy/reward_model")
-    moved = (critic.score.weight - started_from.score.weight).norm()
-    assert (saved_critic.score.weight - critic.score.weight).norm() < 0.01 * moved
-
-    # in the second step the policy has left the reference, so that the KL has a sign
-    _, value_of = critic_of(folder / "checkpoint-1" / "critic")
-    ppo_targets(completions[2], load(str(folder / "checkpoint-1")), reference, value_of)
+# --- a step of each loop
 
 
 def test_a_step_of_grpo(run):
-    flags = [
-        "--group-size",
-        "4",
-        "--beta",
-        "0.3",
-        "--learning-rate",
-        "1e-2",
-        "--entropy-coef",
-        "0.01",
-        "--steps",
-        "1",
-    ]
-    folder, steps = run("train_grpo.py", *flags)
-    completions = steps[1]
-    policy = load()
-    reference = load().requires_grad_(False)
+    flags = ["--group-size", 4, "--beta", 0.3, "--learning-rate", 1e-2, "--entropy-coef", 0.01, "--steps", 1]
+    flags += ["--loss-type", "grpo"]  # as released: a mean over completions of the means over their tokens
+    folder, steps = run("train_grpo.py", *RL, *flags)
+    policy, reference = load(), load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
-    rewards = torch.tensor([one.reward for one in completions]).view(-1, 4)
+    rewards = torch.tensor([one.reward for one in steps[1]]).view(-1, 4)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
-    for one, advantage in zip(completions, advantages.flatten().tolist(), strict=True):
-        assert one.advantages[0] == pytest.approx(advantage, rel=1e-4)
-        with torch.no_grad():
-            one.expected_old = logprobs_of(policy, one.prompt_ids, one.ids)
-        assert one.old_logprobs == pytest.approx(one.expected_old.tolist(), abs=1e-4)
+    for one, advantage in zip(steps[1], advantages.flatten(), strict=True):
+        one.advantage = advantage
+        one.old = logprobs_of(policy, one)[0].detach()
+    for half in halves(steps[1]):
+        for one in half:
+            losses = token_losses(policy, reference, one, one.advantage, 0.3, 0.01)
+            (losses.mean() / len(half)).backward()
+        take_step(policy, optimizer)
+    check_weights(folder / "model", policy, load())
 
-    for half in halves(completions, (0, 0, 0)):
-        n_tokens = sum(len(one.ids) for one in half)
+
+def load_critic(path: Path | str):
+    return AutoModelForTokenClassification.from_pretrained(path, num_labels=1, dtype=torch.float32)
+
+
+def values_of(critic, one) -> torch.Tensor:
+    """Returns the value of the text before each token."""
+    return critic(torch.tensor([one.prompt_ids + one.ids])).logits[0, len(one.prompt_ids) - 1 : -1, 0]
+
+
+@torch.no_grad()
+def set_targets(completions: list, policy, reference, critic, kl_coef: float) -> float:
+    """Sets `old`, `old_values`, `white` advantages and the critic's `targets`; returns the mean KL, which is
+    in the reward."""
+    kl = 0.0
+    for one in completions:
+        one.old, _ = logprobs_of(policy, one)
+        one.old_values = values_of(critic, one)
+        rewards = logprobs_of(reference, one)[0] - one.old
+        kl -= rewards.sum().item()
+        rewards *= kl_coef
+        rewards[-1] += one.reward
+        deltas = rewards - one.old_values
+        deltas[:-1] += one.old_values[1:]
+        advantages = [sum(0.9**k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
+        one.white = torch.stack(advantages)
+        one.targets = one.white + one.old_values
+    every = torch.cat([one.white for one in completions])
+    for one in completions:
+        one.white = (one.white - every.mean()) / every.std()
+        torch.testing.assert_close(torch.tensor(one.advantages), one.white, rtol=1e-3, atol=1e-3)
+    return kl / n_tokens_of(completions)
+
+
+@pytest.mark.parametrize("kl", ["reward", "loss"])
+def test_two_steps_of_ppo(run, kl):
+    beta = {"loss": 0.3, "reward": 0.0}[kl]
+    flags = ["--kl", kl, "--kl-coef", 0.3, "--lam", 0.9, "--learning-rate", 1e-3, "--steps", 2]
+    folder, steps = run("train_ppo.py", *RL, *flags, "--critic-learning-rate", 3e-3)
+    policy, reference, critic = load(), load(), load_critic(REWARD_MODEL)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
+    critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=3e-3, weight_decay=0.1)
+    set_targets(steps[1], policy, reference, critic, 0.3 - beta)
+    for half in halves(steps[1]):
         loss = 0.0
         for one in half:
-            logits = policy(torch.tensor([one.prompt_ids + one.ids])).logits[0, len(one.prompt_ids) - 1 : -1]
-            every = (logits / TEMPERATURE).log_softmax(-1)
-            logprobs = every.gather(1, torch.tensor(one.ids).unsqueeze(1)).squeeze(1)
-            ratio = (logprobs - one.expected_old).exp()
-            gained = torch.min(ratio * one.advantages[0], ratio.clamp(0.8, 1.2) * one.advantages[0])
-            gap = logprobs_of(reference, one.prompt_ids, one.ids) - logprobs
-            entropy = -(every.exp() * every).sum(-1)
-            loss = loss + (-gained + 0.3 * (gap.exp() - gap - 1) - 0.01 * entropy).sum() / n_tokens
-        loss.backward()
-        step(policy, optimizer)
-    check_weights(weights_of(folder / "model"), policy)
+            values = values_of(critic, one)
+            held = one.old_values + (values - one.old_values).clamp(-0.5, 0.5)
+            errors = torch.max((values - one.targets).square(), (held - one.targets).square())
+            loss += (0.5 * errors + token_losses(policy, reference, one, one.white, beta, 0.0)).sum()
+        (loss / n_tokens_of(half)).backward()
+        take_step(policy, optimizer)
+        take_step(critic, critic_optimizer)
+    check_weights(folder / "checkpoint-1", policy, load())
+    check_weights(folder / "checkpoint-1" / "critic", critic, load_critic(REWARD_MODEL))
+
+    first, second = read_log(folder / "metrics.jsonl")
+    targets = torch.cat([one.targets for one in steps[1]])
+    unexplained = (targets - torch.cat([one.old_values for one in steps[1]])).var()
+    assert first["value/explained_variance"] == pytest.approx((1 - unexplained / targets.var()).item())
+    assert first["approximate_kl"] > 0.0
+    # the policy has left the reference, so that the KL has a sign
+    critic = load_critic(folder / "checkpoint-1" / "critic")
+    mean_kl = set_targets(steps[2], load(folder / "checkpoint-1"), reference, critic, 0.3 - beta)
+    if kl == "reward":
+        assert second["kl"] == pytest.approx(mean_kl, rel=1e-3)
 
 
 def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("def small(rows):\n    return [0.01 * (place % 4) for place in range(len(rows))]\n")
-    flags = ["--group-size", "4", "--steps", "1", "--rewards", f"{own}:small:1"]
-    _, steps = run("train_grpo.py", *flags, "--dynamic-sampling", "1")
-    assert all(advantage == 0.0 for one in steps[1] for advantage in one.advantages)  # all groups stay flat
+    flags = [*RL, "--steps", 1, "--group-size", 8]
+    folder, steps = run("train_grpo.py", *flags, "--rewards", f"{own}:small:1", "--dynamic-sampling", 1)
+    assert read_log(folder / "metrics.jsonl")[0]["dynamic_sampling/attempts"] == 1
+    assert not any(any(one.advantages) for one in steps[1])  # all groups stay flat
 
-    toy_sums.save(toy_sums.write_files(toy_sums.Args(out=tmp_path)), tmp_path, 0)
-    sums = tmp_path / "sums_prompts.jsonl"
-    flags[1] = "8"
-    flags[-1] = "math:1"
-    _, steps = run("train_grpo.py", *flags, "--prompts", sums, "--scale-rewards", "pass_at_k", "--overwrite")
+    run("train_grpo.py", *flags, "--rewards", "math:1", "--scale-rewards", "pass_at_k")
     rewards_P_G = torch.tensor([one.reward for one in steps[1]]).view(-1, 8)
     verdicts = [one.correct for one in steps[1]]
-    expected = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, train_grpo.PASS_AT_K)
-    assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected.flatten().tolist())
+    expected = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, train_grpo.PASS_AT_K).flatten()
+    assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected.tolist()) and expected.any()
 
 
-def test_dpo_steps_have_the_rate_of_the_schedule(prompts, tmp_path):
-    out = tmp_path / "run"
-    words = ["train_dpo.py", "--preset", "toy", "--model", BASE, "--think-format", "plain", "--gold", ""]
-    words += [
-        "--prompts",
-        prompts,
-        "--out",
-        out,
-        "--rounds",
-        "1",
-        "--prompts-per-round",
-        "0",
-        "--samples-per-prompt",
-        "4",
-    ]
-    words += ["--batch-size", "2", "--epochs", "2", "--learning-rate", "1e-3", "--warmup-ratio", "0.4"]
-    words += ["--weight-decay", "0.1", "--max-completion-tokens", "40", "--beta", "0.3"]
-    run_here([sys.executable, *map(str, words)])
-    pairs = [json.loads(line) for line in (out / "round-1" / "pairs.jsonl").read_text().splitlines()]
-    log = [json.loads(line) for line in (out / "round-1" / "metrics.jsonl").read_text().splitlines()]
-    policy = load()
-    reference = load().requires_grad_(False)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    per_epoch = math.ceil(len(pairs) / 2)
-    n_steps = 2 * per_epoch
-    n_warmup = math.ceil(0.4 * n_steps)
-    assert len(log) == n_steps > 2
-    for number in range(n_steps):
-        rate = 1e-3 * number / n_warmup
-        if number >= n_warmup:
-            rate = 1e-3 * (1 + math.cos(math.pi * (number - n_warmup) / (n_steps - n_warmup))) / 2
-        assert log[number]["learning_rate"] == pytest.approx(rate)
-        optimizer.param_groups[0]["lr"] = rate
-        epoch, position = divmod(number, per_epoch)
-        order = np.random.default_rng((0, 1, epoch)).permutation(len(pairs))
-        members = [pairs[place] for place in order[position * 2 : position * 2 + 2]]
-        for pair in members:
-            margins = {}
-            for side in ("chosen_ids", "rejected_ids"):
-                tokens = (pair["prompt_ids"], pair[side], 1.0)
-                margins[side] = (logprobs_of(policy, *tokens) - logprobs_of(reference, *tokens)).sum()
-            loss = -torch.nn.functional.logsigmoid(0.3 * (margins["chosen_ids"] - margins["rejected_ids"]))
-            (loss / len(members)).backward()
-        step(policy, optimizer)
-    check_weights(weights_of(out / "model"), policy)
+def test_updates_of_dpo_have_the_rates_of_its_schedule(run):
+    used = []
+
+    def note(optimizer, *_) -> None:
+        used.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+
+    hook = register_optimizer_step_pre_hook(note)
+    flags = ["--rounds", 1, "--prompts-per-round", 0, "--samples-per-prompt", 4, "--batch-size", 2]
+    flags += ["--learning-rate", 1e-3, "--warmup-ratio", 0.4, "--epochs", 3]
+    folder, _ = run("train_dpo.py", *flags)
+    hook.remove()
+    log = read_log(folder / "round-1" / "metrics.jsonl")
+    n_warmup = math.ceil(0.4 * len(log))
+    assert len(log) == len(used) > n_warmup + 1
+    for step, row in enumerate(log):
+        rate = 1e-3 * step / n_warmup
+        if step >= n_warmup:
+            rate = 5e-4 * (1 + math.cos(math.pi * (step - n_warmup) / (len(log) - n_warmup)))
+        assert row["learning_rate"] == pytest.approx(rate) and used[step] == (row["learning_rate"], 0.1)
 
 
 def test_every_rank_draws_differently_and_a_resume_draws_the_same():
     draws = []
-    for step_number, rank in ((1, 0), (1, 1), (2, 0), (1, 0)):
-        rlmt_run.seed_step(3, step_number, SimpleNamespace(num_processes=2, process_index=rank))
+    for step, rank in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        seed_step(3, step, SimpleNamespace(num_processes=2, process_index=rank))
         draws.append((torch.rand(1).item(), np.random.rand()))
     assert len(set(draws)) == 3 and draws[0] == draws[3]
