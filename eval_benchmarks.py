@@ -52,8 +52,7 @@ from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows
-from rlmt.endpoint import TWO_LINES
-from rlmt.run import check_run, parse_args, start_run
+from rlmt.run import parse_args, start_run
 import tyro
 
 from benchmarks import reward_model, shared
@@ -124,7 +123,7 @@ def tasks_to_ask(args: Args) -> list[dict]:
         tasks = tasks[: args.limit]
     check = BENCHMARKS[args.name].check
     if check:
-        check(tasks, Path(args.data))
+        check(tasks)
     return tasks
 
 
@@ -140,8 +139,8 @@ def judge_template_for(args: Args, task: dict) -> str:
     if not args.template:
         return judge.judge_template(task, args.protocol)
     path = Path(args.template)
-    if path.is_dir() and args.name == "arenahard2":
-        path = path / f"{task['category']}.txt"
+    if path.is_dir():  # a file for each category of arenahard2
+        path = path / f"{task.get('category')}.txt"
     return read_template(str(path), judge.PLACEHOLDERS[args.protocol], f" with --protocol {args.protocol}")
 
 
@@ -200,18 +199,13 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
     requests = []
     for task in tasks:
         for sample in range(args.samples):
-            request = {
-                "id": f"{task['position']}-{sample}",
-                "sample": sample,
-                "messages": messages_of(args, task),
-            }
-            requests.append(request)
+            request_id = f"{task['position']}-{sample}"
+            messages = messages_of(args, task)
+            requests.append({"id": request_id, "messages": messages, "task": task, "sample": sample})
     rows = shared.generate_answers(args, requests, args.temperature, run)
     answers = []
-    for number, row in enumerate(rows):
-        task = tasks[number // args.samples]
-        sample = number % args.samples
-        answers.append(row | {"task": task, "sample": sample, "response": shared.answer(row)})
+    for request, row in zip(requests, rows):
+        answers.append(request | row | {"response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
     return answers
@@ -223,14 +217,11 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     requests = [requests_about(args, row["task"], row["response"]) for row in answers]
     # all in one list, since the judge is asked many at a time; its replies come in the same order
     flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = shared.ask_judge(
-        args, flat_requests, family.parse_reply, run, shared.judge_attempts(args.protocol)
-    )
+    replies = iter(shared.ask_judge(args, flat_requests, family.parse_reply, run))
 
     rows = []
-    next_reply = iter(replies)
     for row, by_field in zip(answers, requests):
-        replies_by_field = {field: next(next_reply) for field in by_field}
+        replies_by_field = {field: next(replies) for field in by_field}
         fields = family.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
         for reply in replies_by_field.values():
             if reply.error:
@@ -273,9 +264,10 @@ def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
 
 
 def print_invalid(numbers: dict) -> None:
-    """Prints why the first invalid rows are invalid."""
+    """Prints why the first ten invalid rows are invalid."""
     invalid = [row for row in numbers["rows"] if "invalid" in row]
-    shared.print_first([f"invalid, line {row['line']}: {row['invalid']}" for row in invalid])
+    for row in invalid[:10]:
+        print(f"invalid, line {row['line']}: {row['invalid']}", file=sys.stderr)
 
 
 def score_stored(args: Args) -> None:
@@ -309,12 +301,7 @@ def main(args: Args) -> None:
     shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
-    if args.judge:
-        longest_answer = "word " * args.max_tokens  # a word has about a token
-        requests = requests_if_all_answer(args, tasks, longest_answer)
-        shared.print_estimate(args, requests, "judge, estimated (each asked once, about --max-tokens words)")
-    start = check_run(args, f"eval_{args.name}", args.model)
-    shared.try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
+    start = shared.check_start(args, f"eval_{args.name}", tasks, requests_if_all_answer)
     if args.dry_run:
         return
     run = start_run(start)

@@ -26,16 +26,17 @@ all others are in rewards/simulated_user.py:
                          </think>, or all of it if there is none       emotion 0
 
 `emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended
-keeps its last one. With --judge, a language model also reads the dialogues: `strategies` (how often a group
-of strategies is used, and how the emotion changes after it) and `capabilities` (five marks from 1 to 5), see
-benchmarks/sentient.py.
+keeps its last one. With --judge (RLVER: DeepSeek-V3), a language model also reads the dialogues: `strategies`
+(how often a group of strategies is used, and how the emotion changes after it) and `capabilities` (five marks
+from 1 to 5; their instructions can be read from a file, --template), see benchmarks/sentient.py. A judge
+file.py:function finds strategies alone.
 
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
 with published scores, pass dialogues of the official tool to --from-dialogues.
 
 A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or
-if --model-url refuses it. Such dialogues are counted and listed. Above 1 % there is no headline:
-`mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run ends without
+if --model-url refuses it. Such dialogues are counted, and dialogues.jsonl has their
+`error`. Above 1 % there is no headline: `mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run ends without
 a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
@@ -48,27 +49,26 @@ judged.jsonl (what it says of each dialogue); with --from-dialogues next to --ou
 results/runs.csv.
 """
 
-import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
-from rlmt.data import read_log, write_jsonl
-from rlmt.endpoint import Endpoint, try_endpoint
-from rlmt.run import check_run, load_function, parse_args, start_run
+from rlmt.data import read_log, read_rows, write_jsonl
+from rlmt.run import check_run, parse_args, start_run
 from rlmt.sampler import Sampling, saved_sampler, text_of, wants_vllm
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
-from benchmarks.scoring import for_summary, index_row, withhold
-from utils import fail, or_fail
+from benchmarks.scoring import for_summary, index_row
+from utils import fail
 from rewards import simulated_user, user_prompts
+
+# lines of runs.csv: metric, and the key of its interval
+METRICS = {"mean_emotion": "interval", "success": "", "failure": "", "mean_turns": "", "format_ok": ""}
 
 
 @dataclass
@@ -96,12 +96,6 @@ class Args(JudgeFlags, ModelFlags):
     """Its endpoint."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
-    # judge
-    judge: str = ""
-    """What reads the dialogues for strategies and capabilities: a model at --judge-url, local:FOLDER, or
-    file.py:function, which finds strategies alone. Empty: nothing. RLVER: DeepSeek-V3."""
-    template: str = ""
-    """File with the judge's instructions for the capabilities, used verbatim; empty: our own wording."""
     judge_max_tokens: int = 4096
     """Tokens of a reply of the judge."""
     # protocol
@@ -117,17 +111,10 @@ class Args(JudgeFlags, ModelFlags):
     from_dialogues: str = ""
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
 
+    @property
     def setting(self) -> dict:
-        """Returns the simulator's setting: that of the protocol, changed by the flags."""
-        protocols = {"sage": simulated_user.SAGE, "rlver": simulated_user.RLVER}
-        setting = dict(protocols[self.protocol])
-        setting["kind"] = self.user
-        setting["seed"] = self.seed
-        for name in ("start", "low", "turns"):
-            value = getattr(self, name)
-            if value is not None:
-                setting[name] = value
-        return setting
+        """Returns the simulator's setting."""
+        return simulated_user.setting_of(self.protocol, self)
 
 
 # --- 1. stored dialogues
@@ -138,9 +125,8 @@ def rescore(args: Args) -> None:
     if not args.out:
         fail("--from-dialogues needs --out OUT.json")
     sentient.check_judge(args)
-    dialogues = sentient.read(args.from_dialogues)
-    scores = for_summary(or_fail(sentient.score, dialogues, args.seed))
-    withhold(scores, ["mean_emotion"], args.max_invalid)
+    dialogues = read_rows(args.from_dialogues, "emo_point", "history")
+    scores = for_summary(sentient.score(args, dialogues))
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
@@ -159,25 +145,22 @@ def rescore(args: Args) -> None:
 # text, whether it is finished, number of tokens; or why there is none: the conversation is too long for the
 # model
 Reply = tuple[str, bool, int] | str
-Generate = Callable[[list[list[dict]], list[int]], list[Reply]]  # (conversations, seeds) -> replies
-
-
-def load_model(args: Args, run: Path) -> AbstractContextManager[Generate]:
-    """Gives the function that replies to conversations, by messages or by token ids."""
-    if not shared.is_chat(args):
-        return token_model(args, run)
-
-    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-        if not args.seed:  # none is sent, as in shared.complete_by_endpoint
-            seeds = [0] * len(seeds)
-        return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
-
-    return nullcontext(generate)
 
 
 @contextmanager
-def token_model(args: Args, run: Path) -> Iterator[Generate]:
-    """Gives a model that gets token ids, and frees its memory at the end."""
+def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[Reply]]]:
+    """Gives the function (conversations, seeds) -> replies, which sends messages or token ids; frees the
+    model's memory at the end."""
+    if shared.is_chat(args):
+
+        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
+            if not args.seed:  # none is sent, as in shared.complete_by_endpoint
+                seeds = [0] * len(seeds)
+            return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
+
+        yield generate
+        return
+
     tokenizer = shared.load_model_tokenizer(args)
     stop = shared.stop_string(shared.think_format(args))
     sampling = Sampling(args.temperature, args.max_tokens, args.top_p, stop)
@@ -204,14 +187,14 @@ def token_model(args: Args, run: Path) -> Iterator[Generate]:
 
 
 def talk(
-    args: Args, profiles: list[dict], user: simulated_user.User, generate: Generate, path: Path
+    args: Args, profiles: list[dict], user: simulated_user.User, generate: Callable, path: Path
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
-    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that
+    `generate` is that of `load_model`. `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that
     failed again.
     """
-    setting = args.setting()
+    setting = args.setting
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
     for dialogue in dialogues:
         if dialogue["ended"] == "simulator_failed":
@@ -238,20 +221,18 @@ def talk(
         write_jsonl(path, dialogues)
 
         n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
-        emotion = sum(dialogue["emo_point"] for dialogue in dialogues) / len(dialogues)
-        going_on = f"{n_going_on} of {len(dialogues)} go on"
-        print(f"turn {turn + 1} of {setting['turns']}: {going_on}, emotion {emotion:.1f}", flush=True)
+        print(f"turn {turn + 1}: {n_going_on} of {len(dialogues)} dialogues go on", flush=True)
     return dialogues
 
 
-def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate) -> None:
+def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Callable) -> None:
     """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of
     profiles."""
     seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
-    conversations = [
-        simulated_user.chat_messages(dialogue, args.ask_thinking, args.keep_thinking)
-        for dialogue in due.values()
-    ]
+    conversations = []
+    for dialogue in due.values():
+        messages = simulated_user.chat_messages(dialogue, args.ask_thinking, args.keep_thinking)
+        conversations.append(messages)
     for dialogue, reply in zip(due.values(), generate(conversations, seeds), strict=True):
         if isinstance(reply, str):
             dialogue["ended"] = "too_long"
@@ -259,66 +240,35 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Generate)
             continue
         text, finished, n_tokens = reply
         shared.check_plain(args, text)
-        text = shared.whole_turn(args, text, finished)
-        think_format = shared.think_format(args)
-        parts = shared.split_answer(text, think_format, finished)
-        shows_response = shared.answer_shows_response(text, think_format)
-        simulated_user.add_split_turn(dialogue, args.setting(), text, parts, shows_response)
+        simulated_user.add_model_turn(
+            dialogue,
+            args.setting,
+            shared.whole_turn(args, text, finished),
+            shared.think_format(args),
+            finished,
+            shared.split_answer,
+            shared.answer_shows_response,
+        )
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
 # --- 4. the simulators
 
 
-def simulators(args: Args) -> dict[str, tuple[str, str]]:
-    """Returns name and URL of each simulator by its role, which is also the name of its files."""
-    named = {"simulator": (args.simulator, args.simulator_url)}
+def simulators(args: Args) -> dict[str, tuple[str, str, str]]:
+    """Returns flag, name and URL of each simulator, by the suffix of its files."""
+    named = {"": ("--simulator", args.simulator, args.simulator_url)}
     if args.held_out_simulator:
-        named["simulator_held_out"] = (args.held_out_simulator, args.held_out_simulator_url)
+        held_out = ("--held-out-simulator", args.held_out_simulator, args.held_out_simulator_url)
+        named["_held_out"] = held_out
     return named
 
 
-def suffix_of(role: str) -> str:
-    return role.removeprefix("simulator")
-
-
-def load_user(args: Args, role: str, run: Path) -> simulated_user.User:
-    """Returns the program of file.py:function, or else the client of an endpoint."""
-    name, url = simulators(args)[role]
-    if ".py:" in name:
-        return load_function(name)
-    return Endpoint(
-        name,
-        run / f"{role}.jsonl",
-        url,
-        args.concurrency,
-        budget=args.budget,
-        price=args.price,
-        key_env=args.key_env,
-    )
-
-
-def try_endpoints(args: Args, profile: dict, run: Path) -> None:
-    """Asks simulators and a judge behind endpoints what they are asked first; exits with 2 if no reply comes.
-
-    `run`: the folder that will keep the replies; see `try_endpoint`.
-    """
-    dialogue = simulated_user.start_with_answer(profile, args.setting())
-    for role in simulators(args):
-        user = load_user(args, role, run)
-        if isinstance(user, Endpoint):
-            flag = "--simulator" if role == "simulator" else "--held-out-simulator"
-            request = simulated_user.planner_request(dialogue, args.setting())
-            try_endpoint(user, request, flag, args.overwrite)
-    shared.try_judge(args, run, [sentient.strategy_request(args, dialogue)])
-
-
-def fingerprint(args: Args, role: str, profiles: list[dict]) -> str:
+def fingerprint(args: Args, name: str, url: str, profiles: list[dict]) -> str:
     """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts,
     profiles."""
-    name, url = simulators(args)[role]
     contents = [
-        args.setting() | {"seed": 0},
+        args.setting | {"seed": 0},
         name,
         shared.resolve_judge_url(name, url),
         user_prompts.SYSTEM,
@@ -343,55 +293,25 @@ def check(args: Args) -> list[dict]:
         profiles="the users, see data/README.md",
         simulator="a model's name at --simulator-url, or file.py:function",
     )
-    for role in simulators(args):
-        load_user(args, role, Path())  # exits with 2 without a key or function
     sentient.check_judge(args)
-    if args.ask_thinking and shared.think_format(args) not in ("think", "tags"):
-        fail("--ask-thinking asks for a <think> block, which the user would hear; add --think-format think")
-
+    use_trained_context(args)
     profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
     shared.check_model(args)
-    dialogues = [simulated_user.start(profile, args.setting()) for profile in profiles]
+    dialogues = [simulated_user.start(profile, args.setting) for profile in profiles]
     # the first prompts must leave room for a reply
     shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
     return profiles
 
 
-def with_trained_context(args: Args) -> Args:
-    """Returns `args` with the context that the model was trained in: keep_thinking and ask_thinking."""
+def use_trained_context(args: Args) -> None:
+    """Turns on what the model was trained with: keep_thinking and ask_thinking."""
     if shared.is_chat(args):
-        return args
+        return
     trained_as = read_trained_as(args.model)
-    context = {}
     for name in ("keep_thinking", "ask_thinking"):
-        context[name] = getattr(args, name) or trained_as.get(name, False)
-        if context[name] != getattr(args, name):
+        if trained_as.get(name) and not getattr(args, name):
+            setattr(args, name, True)
             print(f"{args.model} was trained with {name}: so it is evaluated")
-    return dataclasses.replace(args, **context)
-
-
-def score_dialogues(args: Args, role: str, profiles: list[dict], dialogues: list[dict]) -> dict:
-    """Returns the scores of the dialogues with one simulator, and lists those that have none.
-
-    Exits with 2 if some have none because the simulator did not reply: --resume asks it again.
-    """
-    name, _ = simulators(args)[role]
-    shared.check_answered([dialogue.get("error", "") for dialogue in dialogues], f"{role} {name}")
-    scores = or_fail(sentient.score, dialogues, args.seed)
-    withhold(scores, ["mean_emotion"], args.max_invalid)
-    for dialogue in dialogues:
-        if "error" in dialogue:
-            print(f"WARNING: dialogue {dialogue['id']} has no score: {dialogue['error']}", file=sys.stderr)
-    return {"name": name, "fingerprint": fingerprint(args, role, profiles), **scores}
-
-
-def index_rows(args: Args, role: str, result: dict) -> list[dict]:
-    """Returns the lines for results/runs.csv about one simulator."""
-    common = (args, role.replace("simulator", "sentient"), result)
-    rows = [index_row(*common, "mean_emotion", result["fingerprint"], "interval")]
-    for metric in ("success", "failure", "mean_turns", "format_ok"):
-        rows.append(index_row(*common, metric, result["fingerprint"]))
-    return [row | {"judge": result["name"]} for row in rows]
 
 
 def main(args: Args) -> None:
@@ -399,42 +319,42 @@ def main(args: Args) -> None:
         rescore(args)
         return
 
-    # --- data, checked before anything is loaded or asked
-    args = with_trained_context(args)
+    # --- data, simulators and judge, checked before anything is loaded or asked
     profiles = check(args)
-    for role, (name, _) in simulators(args).items():
-        cost = "no calls"
-        if ".py:" not in name:
-            cost = simulated_user.estimate(args.setting(), len(profiles), args.price)
-        print(f"{role} {name}: {cost}")
-    if args.judge:
-        print(f"judge {args.judge}: twice about each of {len(profiles) * len(simulators(args))} dialogues")
-    start = check_run(args, "eval_sentient", args.model, args.setting())
-    try_endpoints(args, profiles[0], start.run)
+    start = check_run(args, "eval_sentient", args.model, args.setting)
+    dialogue = simulated_user.start_with_answer(profiles[0], args.setting)
+    users = {}
+    for suffix, (flag, name, url) in simulators(args).items():
+        store = start.run / f"simulator{suffix}.jsonl"
+        users[suffix] = simulated_user.load_user(name, url, store, args)
+        simulated_user.try_user(users[suffix], flag, dialogue, args.setting, len(profiles), args)
+    shared.try_judge(args, start.run, [sentient.strategy_request(args, dialogue)])
     if args.dry_run:
         return
     run = start_run(start)
 
-    # --- talk with each simulator, score
+    # --- talk with each simulator
     dialogues = {}
-    results = {}
     with load_model(args, run) as generate:
-        for role in simulators(args):
-            path = run / f"dialogues{suffix_of(role)}.jsonl"
-            dialogues[role] = talk(args, profiles, load_user(args, role, run), generate, path)
-            results[role] = score_dialogues(args, role, profiles, dialogues[role])
+        for suffix, user in users.items():
+            path = run / f"dialogues{suffix}.jsonl"
+            dialogues[suffix] = talk(args, profiles, user, generate, path)
 
-    # --- judge: the model is freed by now, as a local judge needs its memory
-    if args.judge:
-        for role, result in results.items():
-            result |= sentient.judge(args, dialogues[role], run, suffix_of(role))
-
-    # --- save
-    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting()}
+    # --- score, judge; the model is freed by now, as a local judge needs its memory
+    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting}
     index = []
-    for role, result in results.items():
-        summary[role] = for_summary(result)
-        index += index_rows(args, role, result)
+    for suffix, (flag, name, url) in simulators(args).items():
+        result = {"name": name, "fingerprint": fingerprint(args, name, url, profiles)}
+        # after an outage there is no score: --resume asks the simulator again
+        errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
+        shared.check_answered(errors, f"{flag} {name}")
+        result |= sentient.score(args, dialogues[suffix])
+        if args.judge:
+            result |= sentient.judge(args, dialogues[suffix], run, suffix)
+        summary[f"simulator{suffix}"] = for_summary(result)
+        for metric, interval in METRICS.items():
+            row = index_row(args, f"sentient{suffix}", result, metric, result["fingerprint"], interval)
+            index.append(row | {"judge": result["name"]})
     shared.save_results(run, summary, index)
 
 

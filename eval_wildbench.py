@@ -60,13 +60,12 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import append_jsonl, check_ids, read_rows
-from rlmt.endpoint import TWO_LINES
-from rlmt.run import check_run, load_function, parse_args, start_run
+from rlmt.run import load_function, parse_args, start_run
 from utils import fail, or_fail
 from benchmarks import reward_model, shared, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import CUT_MARK, for_summary, get_field, index_row, withhold
+from benchmarks.scoring import CUT_MARK, for_summary, index_row, withhold
 
 
 @dataclass
@@ -99,34 +98,28 @@ def load_tasks(args: Args) -> list[dict]:
     if args.mode != "reward":
         return tasks
     for task in tasks:
-        known = task.get("references") or {}
-        missing = set(args.references) - known.keys()
-        if missing:
-            has = ", ".join(known) or "none"
-            fail(f"{args.tasks}: task {task['id']} has no reference {missing.pop()!r}; it has {has}")
+        for name in args.references:
+            if name not in (task.get("references") or {}):
+                fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; see --references")
     return tasks
 
 
 def load_template(args: Args) -> str:
     """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
-    if args.mode == "program":
-        return ""
     if not args.template:
         return wildbench.TEMPLATES[args.mode]
     return read_template(args.template, wildbench.PLACEHOLDERS[args.mode], f" with --mode {args.mode}")
 
 
-def check_models(args: Args) -> None:
-    """Exits with 2 if the judge, the model or the reward model cannot be used; asks no endpoint."""
-    if (".py:" in args.judge) != (args.mode == "program"):
-        fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
-    shared.check_judge(args)
-    shared.check_model(args)
-    shared.thinking_budget(args)
-    reward_model.check(args)
+def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
+    """Returns all requests to the judge if every task got this answer; none for a program."""
+    if args.mode == "program":
+        return []
+    verdicts = wildbench.list_verdicts(args, tasks, [answer] * len(tasks))
+    return wildbench.judge_requests(args, verdicts, load_template(args))
 
 
-def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
+def fingerprint(args: Args, tasks: list[dict]) -> str:
     """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by
     whom."""
     judging = [args.mode, args.judge, [task["id"] for task in tasks]]
@@ -135,12 +128,8 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
     if args.mode == "program":
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
-        answers = {task["id"]: "" for task in tasks}
-        verdicts = wildbench.list_verdicts(
-            replace(args, orders="both"), tasks, answers
-        )  # those of every seed
         judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol]
-        judging.append(wildbench.judge_requests(args, verdicts, tasks, template))
+        judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))  # those of every seed
     if args.mode == "reward":
         judging += [args.orders, args.references]
     return shared.short_hash(json.dumps(judging, sort_keys=True))
@@ -149,22 +138,23 @@ def fingerprint(args: Args, template: str, tasks: list[dict]) -> str:
 # --- 2. verdicts
 
 
-def judge_by_model(args: Args, verdicts: list[dict], tasks: list[dict], template: str, run: Path) -> None:
-    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read."""
-    key = wildbench.VERDICT_KEYS[args.mode]
-    missing = [verdict for verdict in verdicts if wildbench.needs_judge(verdict, args.mode)]
-    requests = wildbench.judge_requests(args, missing, tasks, template)
+def judge_by_model(args: Args, verdicts: list[dict], run: Path) -> None:
+    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
+
+    The judge is not asked about a pair of answers that the board skips.
+    """
+    missing = [verdict for verdict in verdicts if args.mode == "score" or not verdict["skipped"]]
+    requests = wildbench.judge_requests(args, missing, load_template(args))
 
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
-    replies = shared.ask_judge(args, requests, parse, run, shared.judge_attempts(args.protocol))
+    replies = shared.ask_judge(args, requests, parse, run)
     for verdict, reply in zip(missing, replies, strict=True):
-        verdict[key] = reply.value
-        verdict["invalid"] = reply.error
+        verdict |= {wildbench.VERDICT_KEYS[args.mode]: reply.value, "invalid": reply.error}
 
 
-def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, run: Path) -> dict:
+def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> dict:
     """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
     generations = shared.generate_answers(args, tasks, temperature, run)
     if args.reward_model:
@@ -174,17 +164,15 @@ def evaluate(args: Args, tasks: list[dict], template: str, temperature: float, r
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
         numbers = or_fail(wildbench.score_program, verdicts, args.seed)
     else:
-        answers = {row["id"]: shared.answer(row) for row in generations}
-        verdicts = wildbench.list_verdicts(args, tasks, answers)
-        judge_by_model(args, verdicts, tasks, template, run)
-        rewards = {row["id"]: row["reward"] for row in generations if "reward" in row}
+        verdicts = wildbench.list_verdicts(args, tasks, list(map(shared.answer, generations)))
+        judge_by_model(args, verdicts, run)
+        rewards = {row["id"]: row.get("reward") for row in generations}
         for verdict in verdicts:
-            if verdict["id"] in rewards:  # those of --reward-model, of answers in good format
-                verdict["reward"] = rewards[verdict["id"]]
+            verdict["reward"] = rewards[verdict["id"]]  # null without --reward-model or in bad format
         numbers = score(args, verdicts)
 
     for verdict in verdicts:
-        for long_field in ("texts", "messages", "text"):  # generations.jsonl and the tasks have them
+        for long_field in ("shown", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
     append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
     withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
@@ -229,14 +217,11 @@ def score_stored(args: Args) -> None:
     """Scores the verdicts of --from-judgments into the file --out."""
     if args.mode == "program" or not args.out:
         fail("--from-judgments needs --mode score or reward, and --out OUT.json")
-    fields = ["score", "model_output"]
+    fields = ["model_output"]
     if args.mode == "reward":
-        fields = ["choice", "model_is", "output_len", "reference_len"]
-
-    verdicts = read_rows(args.from_judgments, "session_id")
-    for number, verdict in enumerate(verdicts, 1):
-        for field in fields:
-            get_field(verdict, f"{args.from_judgments}:{number}", field, kind=object)
+        fields = ["model_is", "output_len", "reference_len"]
+    verdicts = read_rows(args.from_judgments, "session_id", *fields)
+    for verdict in verdicts:
         verdict["id"] = verdict["session_id"]
         if args.mode == "score":
             verdict["output_len"] = len(verdict["model_output"].strip())
@@ -261,26 +246,17 @@ def main(args: Args) -> None:
         tasks="rows of tasks, such as data/wildbench.jsonl (python -m data.prepare wildbench)",
         judge="a model's name, local:FOLDER, or file.py:function; a model also needs --mode reward or score",
     )
-    check_models(args)
+    if (".py:" in args.judge) != (args.mode == "program"):
+        fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
+    shared.check_judge(args)
+    shared.check_model(args)
     tasks = load_tasks(args)
     shared.check_prompts(args, [task["messages"] for task in tasks])
-    template = load_template(args)
+    shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
+    reward_model.check(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
-    first_requests = []
-    if args.mode != "program":
-        first_verdicts = wildbench.list_verdicts(args, tasks[:1], {tasks[0]["id"]: TWO_LINES})
-        first_requests = wildbench.judge_requests(args, first_verdicts, tasks, template)
-        longest_answers = {task["id"]: "word " * args.max_tokens for task in tasks}
-        verdicts = wildbench.list_verdicts(args, tasks, longest_answers)
-        requests = wildbench.judge_requests(
-            args, verdicts, tasks, template
-        )  # the judge reads no word that is cut
-        shared.print_estimate(
-            args, requests, "judge, estimated (one temperature, each asked once, about --max-tokens words)"
-        )
-    start = check_run(args, "eval", args.model)
-    shared.try_judge(args, start.run, first_requests)
+    start = shared.check_start(args, "eval", tasks, requests_if_all_answer)
     if args.dry_run:
         return
     run = start_run(start)
@@ -292,11 +268,11 @@ def main(args: Args) -> None:
         return
     # a resumed run judges every answer again, from stored replies where there are some
     (run / "verdicts.jsonl").unlink(missing_ok=True)
-    judging = fingerprint(args, template, tasks)
+    judging = fingerprint(args, tasks)
     results = {}
     lines = []
     for temperature in args.temperatures:
-        numbers = evaluate(args, tasks, template, temperature, run)
+        numbers = evaluate(args, tasks, temperature, run)
         value = numbers[HEADLINES[args.mode]]
         print(f"temperature {temperature}: {value}, 95 % over tasks {numbers['interval']}", flush=True)
         lines += index_rows(args, temperature, numbers, judging)

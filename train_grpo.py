@@ -77,7 +77,6 @@ from rlmt.run import (
 )
 from rlmt.sampler import (
     Completion,
-    FormatGuard,
     check_any_reward,
     check_split,
     choose_rollout,
@@ -88,6 +87,7 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
+    warn_of_format,
 )
 import numpy as np
 import torch
@@ -512,7 +512,7 @@ def main(args: Args) -> None:
         top_p=args.top_p,
     )
     # of weights that differ, and of completions that teach nothing
-    checks = [sampler.check, FormatGuard(args).check]
+    checks = [sampler.check, warn_of_format]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse

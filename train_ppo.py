@@ -79,7 +79,6 @@ from rlmt.run import (
     training,
 )
 from rlmt.sampler import (
-    FormatGuard,
     check_any_reward,
     check_split,
     choose_rollout,
@@ -90,6 +89,7 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
+    warn_of_format,
 )
 import torch
 from accelerate import Accelerator
@@ -482,7 +482,7 @@ def main(args: Args) -> None:
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
     # of weights that differ, and of completions that teach nothing
-    checks = [sampler.check, FormatGuard(args).check]
+    checks = [sampler.check, warn_of_format]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
         from rewards.unsupervised import Collapse

@@ -41,24 +41,19 @@ Axes: P users, G conversations with each, B conversations of this process, T tok
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import encode_completion, encode_prompt, without_control
+from rlmt.chat import encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.endpoint import Endpoint, try_endpoint
 from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
-    Learner,
     check_finite,
     clip_gradients,
     load_learner,
     load_policy_tokenizer,
-    load_reference,
     n_tokens_of,
-    set_reference_logprobs,
     start_accelerator,
 )
 from rlmt.run import (
@@ -66,7 +61,6 @@ from rlmt.run import (
     check_run,
     constants,
     finish_run,
-    load_function,
     parse_args,
     resume,
     rows_of_step,
@@ -75,7 +69,6 @@ from rlmt.run import (
 )
 from rlmt.sampler import (
     Completion,
-    FormatGuard,
     Sample,
     Sampler,
     check_any_reward,
@@ -87,14 +80,14 @@ from rlmt.sampler import (
     reward_metrics,
     share_of,
     text_of,
+    warn_of_format,
 )
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import train_grpo
 import train_ppo
-from utils import fail, join_thinking, or_fail
+from utils import fail, or_fail
 from rewards import simulated_user
 
 
@@ -155,8 +148,6 @@ class Args(RolloutArgs):
     """P, users a step, over all GPUs (RLVER)."""
     group_size: int = 4
     """G, conversations with a user (RLVER); PPO has one."""
-    beta: float = 0.0
-    """KL weight in the loss (RLVER: none). 0: no reference model."""
     turn_weight: float = 0.0
     """Weight of a dense reward on top of the final emotion: each reply earns the change of the emotion after
     it (RLVER: none)."""
@@ -175,6 +166,7 @@ class Args(RolloutArgs):
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
 
     # no flags: what the losses of train_grpo.py and train_ppo.py read besides
+    beta = kl_coef = 0.0  # no reference model
     epsilon = (EPSILON, EPSILON)
     importance_correction = "none"
     scale_rewards = "group"
@@ -183,17 +175,12 @@ class Args(RolloutArgs):
     max_completion_tokens = math.inf  # the mean does not count it
     updates_per_rollout = 1
 
-    @property
-    def kl_coef(self) -> float:
-        return self.beta
-
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
     "reward": "reward/emotion",
     "missing": "reward/missing",
     "success": "dialogue/success",
     "turns": "dialogue/turns",
-    "kl": "kl",
     "explained": "value/explained_variance",
     "think": "think/mean_tokens",
     "response": "think/response_tokens",
@@ -213,19 +200,17 @@ class Conversation(Completion):
     the last one says.
     """
 
+    loss_mask: list[int] = field(default_factory=list)
     dialogue: dict = field(default_factory=dict)
     """See rewards/simulated_user.py."""
     reply_ends: list[int] = field(default_factory=list)
     """The place in `ids` of each reply's last token."""
+    emotion: float | None = None
+    """The final emotion; None if the conversation has no reward."""
 
     @property
     def context(self) -> list[int]:
         return self.prompt_ids + self.ids
-
-    @property
-    def emotion(self) -> float | None:
-        """The final emotion; None if the conversation has no reward."""
-        return simulated_user.final_emotion(self.dialogue)
 
     def add_reply(self, sample: Sample, setting: dict, think_format: str, tokenizer) -> None:
         """Adds what the policy wrote; a malformed reply ends the conversation."""
@@ -242,7 +227,9 @@ class Conversation(Completion):
         """Adds the user's last turn; ends the conversation if its context would exceed `max_context`
         tokens."""
         content = self.dialogue["history"][-1]["content"]
-        ids = turn_ids(tokenizer, content, after_end=self.ids[-1] == tokenizer.eos_token_id)
+        ids = turn_ids(tokenizer, content)
+        if self.ids[-1] == ids[0] == tokenizer.eos_token_id:  # the policy has sampled it
+            ids = ids[1:]
         if len(self.context) + len(ids) > max_context:
             self.dialogue["ended"] = "too_long"
             return
@@ -262,6 +249,7 @@ class Conversation(Completion):
         self.response = replies[-1]["content"]
         self.status = replies[-1]["status"]  # a malformed reply is always the last
         self.rewards = {"emotion": None}
+        self.emotion = simulated_user.final_emotion(self.dialogue)
         if self.emotion is not None:
             self.reward = max(0.0, self.emotion / 100)
             self.rewards = {"emotion": self.reward}
@@ -276,24 +264,9 @@ class Conversation(Completion):
         }
 
 
-def start_conversation(user: dict, setting: dict) -> Conversation:
-    """Returns a conversation with a user of `load_users`, in which the policy speaks next."""
-    return Conversation(
-        id=user["id"],
-        messages=user["messages"],
-        prompt_ids=user["prompt_ids"],
-        ids=[],
-        loss_mask=[],
-        dialogue=simulated_user.start(user, setting),
-    )
-
-
-def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
-    """Returns the tokens between two replies: end of turn, the user's turn, opening of the next reply.
-
-    `content`: what the user says. `after_end`: the policy has sampled the end of turn, so it is left out
-    here.
-    """
+def turn_ids(tokenizer, content: str) -> list[int]:
+    """Returns the tokens from a reply's words on: end of turn, what the user says, opening of the next
+    reply."""
     mark = "(reply)"
     messages = [
         {"role": "user", "content": "."},
@@ -303,29 +276,13 @@ def turn_ids(tokenizer, content: str, after_end: bool) -> list[int]:
     messages = without_control(tokenizer, messages)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     after_reply = text.partition(mark)[2]
-    ids = tokenizer(after_reply, add_special_tokens=False)["input_ids"]
-    if after_end and ids[0] == tokenizer.eos_token_id:
-        return ids[1:]
-    return ids
-
-
-def check_turns(tokenizer, prompt: list[dict], think_format: str) -> None:
-    """Exits with 2 if the template gives a whole conversation other tokens than its turns one by one."""
-    reply = join_thinking("a", "b", think_format)
-    turn_by_turn = encode_prompt(tokenizer, prompt)
-    turn_by_turn += encode_completion(tokenizer, reply)
-    turn_by_turn += turn_ids(tokenizer, "c", after_end=True)
-    more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "c"}]
-    if turn_by_turn != encode_prompt(tokenizer, prompt + more):
-        fail(
-            "the chat template renders a whole conversation differently from its turns; pass --chat-template "
-            "chatml, llama3, or a file"
-        )
+    return tokenizer(after_reply, add_special_tokens=False)["input_ids"]
 
 
 # --- the reward of a turn
 
 
+@dataclass
 class TurnRewards:
     """Dense rewards on turns (--turn-weight): a reply earns the change of the emotion after it / 100.
 
@@ -333,11 +290,9 @@ class TurnRewards:
     earns minus the emotion before it. The trainers use this class like a source of rewards/dense.py.
     """
 
+    weight: float
     scaled = True  # GRPO divides these rewards by their spread in the group
     metrics = {}  # of a source that learns; this one does not
-
-    def __init__(self, weight: float):
-        self.weight = weight
 
     def token_rewards(self, conversations: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns rewards (B, T), on the last token of each reply, and where one is given (B, T, bool)."""
@@ -347,13 +302,12 @@ class TurnRewards:
         for n, conversation in enumerate(conversations):
             if math.isnan(conversation.reward):
                 continue
+            ends = conversation.reply_ends
             history = conversation.dialogue["history"]
             emotions = [turn["emotion-point"] / 100 for turn in history if turn["role"] == "user"]
-            before = emotions[: len(conversation.reply_ends)]  # before each reply
-            after = [*before[1:], conversation.reward]
-            for token, old, new in zip(conversation.reply_ends, before, after, strict=True):
-                values[n, token] = new - old
-                events[n, token] = True
+            levels = emotions[: len(ends)] + [conversation.reward]  # before each reply, and at the end
+            values[n, ends] = torch.tensor(levels, dtype=torch.double).diff().float()
+            events[n, ends] = True
         return values, events
 
 
@@ -369,7 +323,11 @@ def converse(
     args: Args,
 ) -> list[Conversation]:
     """Holds a conversation with each user. A round samples one reply in all that still go on."""
-    conversations = [start_conversation(user, setting) for user in users]
+    conversations = []
+    for user in users:
+        dialogue = simulated_user.start(user, setting)
+        conversation = Conversation(user["id"], user["messages"], user["prompt_ids"], [], dialogue=dialogue)
+        conversations.append(conversation)
     live = conversations
     while most_live := max(gather_object([len(live)])):
         prompts = [conversation.context for conversation in live]
@@ -394,12 +352,11 @@ def converse(
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """Returns the metrics that conversations have on top of completion_metrics.
 
-    `rollout.check_any_reward` has raised an error already if none of them has a reward.
+    `check_any_reward` has raised an error already if none of them has a reward.
     """
-    known = [conversation.emotion for conversation in conversations if conversation.emotion is not None]
     metrics = {
-        "dialogue/turns": fmean(len(conversation.reply_ends) for conversation in conversations),
-        "dialogue/success": fmean(emotion >= 100 for emotion in known),
+        "dialogue/turns": fmean(len(c.reply_ends) for c in conversations),
+        "dialogue/success": fmean(c.emotion >= 100 for c in conversations if c.emotion is not None),
     }
     ends = [conversation.dialogue["ended"] for conversation in conversations]
     for reason in simulated_user.ENDS:
@@ -407,40 +364,7 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     return metrics
 
 
-def warm_up(learners: dict[str, Learner], step: int, args: Args) -> float:
-    """Sets the learning rates of a step (from 1), and returns the policy's."""
-    share = min(1.0, step / max(1, args.warmup_steps))
-    rates = {"model": args.learning_rate * share, "critic": args.critic_learning_rate * share}
-    for name, learner in learners.items():
-        for group in learner.optimizer.param_groups:
-            group["lr"] = rates[name]
-    return rates["model"]
-
-
 # --- before the loop
-
-
-def check_arguments(args: Args, accelerator: Accelerator) -> None:
-    """Exits with 2 for arguments that cannot work together."""
-    if args.algorithm == "grpo":
-        train_grpo.check_arguments(args, accelerator)
-    else:
-        check_split(args, accelerator)
-    if args.ask_thinking and args.think_format != "think":
-        fail("--ask-thinking needs --think-format think: its line asks for that format")
-    if not args.simulator:
-        fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
-
-
-def simulator_setting(args: Args) -> dict:
-    """Returns RLVER's setting of the simulated user, changed by the flags."""
-    return simulated_user.RLVER | {
-        "start": args.start,
-        "low": args.low,
-        "turns": args.turns,
-        "kind": args.user,
-        "seed": args.seed,
-    }
 
 
 def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
@@ -460,87 +384,67 @@ def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
         )
     if len(users) < args.prompts_per_step:
         fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
-    check_turns(tokenizer, users[0]["messages"], args.think_format)
     return users
 
 
-def load_simulator(args: Args, run: Path, accelerator: Accelerator) -> simulated_user.User:
-    """Loads what plays the users. The processes share the budget."""
-    if ".py:" in args.simulator:
-        return load_function(args.simulator)
-    return Endpoint(
-        args.simulator,
-        run / f"simulator-{accelerator.process_index}.jsonl",
-        args.simulator_url,
-        args.concurrency,
-        budget=args.budget / accelerator.num_processes,
-        price=args.price,
-        key_env=args.key_env,
-    )
-
-
-def try_simulator(args: Args, users: list[dict], setting: dict, run: Path, accelerator: Accelerator) -> None:
-    """Says what a simulator behind an endpoint will be asked, and asks it first; exits with 2 if no reply
-    comes.
-
-    `run`: the folder that will keep the reply.
-    """
-    simulator = load_simulator(args, run, accelerator)
-    if isinstance(simulator, Endpoint) and accelerator.is_main_process:
-        n_conversations = args.steps * args.prompts_per_step * args.group_size
-        print(f"simulator {args.simulator}: {simulated_user.estimate(setting, n_conversations, args.price)}")
-        dialogue = simulated_user.start_with_answer(users[0], setting)
-        request = simulated_user.planner_request(dialogue, setting)
-        try_endpoint(simulator, request, "--simulator", args.overwrite)
-
-
 def main(args: Args) -> None:
-    if args.algorithm == "ppo":
-        args.group_size = 1  # a critic takes the group's place
+    has_critic = args.algorithm == "ppo"
+    if has_critic:
+        args.group_size = 1  # it takes the group's place
     accelerator = start_accelerator(args.dtype)
-    check_arguments(args, accelerator)
+    check_split(args, accelerator)
+    if args.ask_thinking and args.think_format != "think":
+        fail("--ask-thinking needs --think-format think: its line asks for that format")
+    if not args.simulator:
+        fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
 
     # --- users, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     # every checkpoint says it, so that eval_sentient.py gives the model the context that it was trained in
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
-    setting = simulator_setting(args)
+    setting = simulated_user.setting_of("rlver", args)
     users = load_users(args, setting, tokenizer)
     use_vllm = choose_rollout(args, accelerator)
-    memory = policies_gib(args, use_vllm, has_reference=bool(args.beta))
-    if args.algorithm == "ppo":
+    memory = policies_gib(args, use_vllm, has_reference=False)
+    if has_critic:
         memory["critic"] = critic_gib(args.model, args)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "rlver", args.model, constants(globals()))
-    try_simulator(args, users, setting, start.run, accelerator)
+    store = start.run / f"simulator-{accelerator.process_index}.jsonl"
+    simulator = simulated_user.load_user(
+        args.simulator, args.simulator_url, store, args, accelerator.num_processes
+    )
+    if accelerator.is_main_process:
+        dialogue = simulated_user.start_with_answer(users[0], setting)
+        n_conversations = args.steps * args.prompts_per_step * args.group_size
+        simulated_user.try_user(simulator, "--simulator", dialogue, setting, n_conversations, args)
     if args.dry_run:
         return
     run = resume(start_run(start), args, accelerator)
-    simulator = load_simulator(args, run.folder, accelerator)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    critic = None
-    if args.algorithm == "ppo":
+    if has_critic:
         learners = train_ppo.load_learners(args, args.model, run.checkpoint, accelerator)
-        critic = learners["critic"].model
     else:
         learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, args.temperature)}
     model = learners["model"].model
     load_optimizers(run.checkpoint, learners)
-    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
-    if args.beta and not args.lora_r:
-        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
 
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     pad_token_id = tokenizer.pad_token_id
-    checks = [sampler.check, FormatGuard(args, "max_turn_tokens").check]
+    checks = [sampler.check, warn_of_format]
     with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
         for step in train.steps():
+            warm_up = min(1.0, step / max(1, args.warmup_steps))
+            rates = {"model": args.learning_rate * warm_up, "critic": args.critic_learning_rate * warm_up}
+            for name, learner in learners.items():
+                for group in learner.optimizer.param_groups:
+                    group["lr"] = rates[name]
             metrics = {
                 "epoch": step / (len(users) // args.prompts_per_step),
-                "learning_rate": warm_up(learners, step, args),
+                "learning_rate": rates["model"],
             }
 
             # 1. rollout, 2. reward: every process talks with its share of the users
@@ -557,29 +461,22 @@ def main(args: Args) -> None:
 
             # 3. advantage
             rewards_P_G = rewards.view(args.prompts_per_step, args.group_size)
-            if args.algorithm == "grpo":
-                metrics |= reward_metrics(rewards_P_G, "total")
-                advantages_P_G = train_grpo.group_advantages(rewards_P_G)
-                train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
-            else:
+            if has_critic:
                 metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
+                critic = learners["critic"].model
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
+            else:
+                metrics |= reward_metrics(rewards_P_G, "total")
+                advantages_P_G = train_grpo.group_advantages(rewards_P_G)
+                train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
             train.timer.end("advantage")
 
             # 4. update
-            if args.algorithm == "grpo":
-                means = train_grpo.accumulate_gradients(
-                    conversations, model, reference, args, pad_token_id, accelerator
-                )
-            else:
-                if args.beta:
-                    set_reference_logprobs(
-                        model, reference, conversations, args.micro_batch_tokens, pad_token_id, accelerator
-                    )
+            if has_critic:
                 means = train_ppo.accumulate_policy_gradients(
                     conversations, model, args, pad_token_id, accelerator
                 )
@@ -587,6 +484,10 @@ def main(args: Args) -> None:
                     conversations, critic, args, pad_token_id, accelerator
                 )
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
+            else:
+                means = train_grpo.accumulate_gradients(  # without a reference
+                    conversations, model, None, args, pad_token_id, accelerator
+                )
             means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
             check_finite(means, conversations, step, run.folder)  # before it reaches the weights
             for learner in learners.values():

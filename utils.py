@@ -121,7 +121,6 @@ def split_thinking(text: str, think_format: str = "think", finished: bool = True
         the status is not `ok`; but it is empty if the completion was cut off before its response, as a tag is
         then only named in the thinking. Reward models read `response_to_score` instead.
     """
-    check_think_format(think_format)
     expected = THINK_FORMATS[think_format]
 
     if expected.stop:  # the text after it is ignored, as in the paper's evaluation code
@@ -172,10 +171,7 @@ def _response_of(text: str, expected: ThinkFormat) -> str:
         return text.strip()
     if expected.opens_response not in text:
         return ""
-    response = text.rpartition(expected.opens_response)[2]
-    if expected.stop:
-        response = response.partition(expected.stop)[0]
-    return response.strip()
+    return text.rpartition(expected.opens_response)[2].removesuffix(expected.stop).strip()
 
 
 def response_to_score(text: str, think_format: str) -> str:
@@ -215,10 +211,10 @@ def fail(message: str) -> None:
     sys.exit(2)
 
 
-def or_fail(function, *args):
-    """Calls function(*args); an error about the input becomes one line and exit code 2."""
+def or_fail(function, *args, **kwargs):
+    """Calls the function; an error about the input becomes one line and exit code 2."""
     try:
-        return function(*args)
+        return function(*args, **kwargs)
     except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         fail(lines[0])

@@ -17,6 +17,7 @@ from benchmarks.scoring import (
     bootstrap,
     count_rows,
     get_field,
+    hard_labels,
     load_sibling,
     match_rows,
     mean,
@@ -53,7 +54,8 @@ REFITS = 200  # of an interval
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Loads the instructions with the baseline's answers."""
+    """Loads the instructions with the baseline's answers; exits with 2 if the gamed baselines are missing."""
+    load_gamed_baselines(data)
     return load_sibling(data, "*baseline.json*", "instruction", "output")
 
 
@@ -61,11 +63,6 @@ def load_gamed_baselines(data: Path) -> pd.DataFrame:
     """Loads the annotations of the two gamed baselines, which regularise the official fit."""
     rows = load_sibling(data, "*gamed*.csv*", "std_delta_len", "instruction_difficulty", "preference")
     return pd.DataFrame(rows).rename(columns={"instruction_index": "index"})
-
-
-def check(tasks: list[dict], data: Path) -> None:
-    """Exits with 2 if the gamed baselines are missing."""
-    load_gamed_baselines(data)
 
 
 # --- 2. the judge
@@ -147,24 +144,18 @@ def fit_length_control(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> np.n
     from sklearn.metrics import log_loss
     from sklearn.model_selection import GroupKFold
 
-    # scikit-learn takes hard labels only: a soft label y becomes a 1 with weight y and a 0 with weight 1 - y
-    x = np.vstack([x, x])
-    labels = np.repeat([1, 0], len(y))
-    weights = np.r_[y, 1 - y] * np.r_[weight, weight]
-
     def fit(c: float, rows):
         model = LogisticRegression(C=c, l1_ratio=1, solver="liblinear", fit_intercept=False, random_state=123)
-        return model.fit(x[rows], labels[rows], sample_weight=weights[rows])
+        return model.fit(*hard_labels(x[rows], y[rows], weight[rows]))
 
-    groups = np.tile(np.arange(len(y)), 2)  # the two rows of a label stay in one fold
-    folds = list(GroupKFold(5).split(x, labels, groups))
+    folds = list(GroupKFold(5).split(x, groups=np.arange(len(y))))
     losses = {}  # by C, the sum over folds
     for c in np.logspace(-4, 4, 10):
         losses[c] = 0.0
         for train, test in folds:
-            p = fit(c, train).predict_proba(x[test])
-            loss = log_loss(labels[test], p, normalize=False, sample_weight=weights[test])
-            losses[c] += loss / len(test)
+            twice_x, labels, weights = hard_labels(x[test], y[test], weight[test])
+            p = fit(c, train).predict_proba(twice_x)
+            losses[c] += log_loss(labels, p, normalize=False, sample_weight=weights) / len(test)
     best = min(losses, key=losses.get)
     return fit(best, slice(None)).coef_[0]
 
@@ -208,7 +199,7 @@ def row_preference(row: dict, where: str) -> float:
     if "judge_text" in row:
         winner = parse_reply(get_field(row, where, "judge_text") or "")
         return 1.0 + (winner == get_field(row, where, "model_is"))
-    preference = get_field(row, where, "preference", kind=(int, float))
+    preference = get_field(row, where, "preference")
     if preference == 0:  # the official tool's mark of a draw
         return 1.5
     if preference is None or not 1 <= preference <= 2:

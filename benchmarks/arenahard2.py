@@ -31,6 +31,7 @@ from benchmarks.scoring import (
     count_rows,
     for_summary,
     get_field,
+    hard_labels,
     load_sibling,
     match_rows,
     mean,
@@ -91,16 +92,19 @@ VERDICTS = {  # label: (value for A, weight in the official score)
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Loads the questions with `baseline`: a row {uid, answer, metadata} of their category's baseline, or
-    None.
+    """Loads the questions with `baseline`: a row {uid, answer, metadata}, or None for a category without file.
 
-    The official files have answers to all questions, so each file counts for its own category alone.
+    The official files have answers to all questions, so each file counts for its own category alone. Exits
+    with 2 if a file answers some prompts of its category, but not all of them.
     """
     tasks = load_sibling(data, "question.jsonl*", "uid", "category", "prompt")
     folder = data if data.is_dir() else data.parent
     baselines = {category: load_baseline(folder, model) for category, model in BASELINES.items()}
     for task in tasks:
-        task["baseline"] = baselines.get(task["category"], {}).get(task["uid"])
+        of_category = baselines.get(task["category"], {})
+        task["baseline"] = of_category.get(task["uid"])
+        if of_category and not task["baseline"]:
+            fail(f"--data {data}: the baseline of {task['category']} has no answer to prompt {task['uid']}")
     return tasks
 
 
@@ -113,17 +117,6 @@ def load_baseline(folder: Path, model: str) -> dict[str, dict]:
                 row["answer"] = row["messages"][-1]["content"]["answer"]
             rows[row["uid"]] = row
     return rows
-
-
-def check(tasks: list[dict], data: Path) -> None:
-    """Exits with 2 if the baseline answered some prompts of a category, but not all of them."""
-    asked = {task["category"] for task in tasks}
-    for task in load_tasks(data):
-        if task["category"] in asked and not task["baseline"]:
-            fail(
-                f"--data {data}: no file baseline_{BASELINES[task['category']]}* has the answer to prompt "
-                f"{task['uid']}, but to others of {task['category']}; data/README.md says where the files are from"
-            )
 
 
 # --- 2. the judge
@@ -217,13 +210,9 @@ def bradley_terry(features: np.ndarray, outcomes: np.ndarray) -> float:
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-    # scikit-learn takes hard labels only: an outcome y becomes a 1 with weight y and a 0 with weight 1 - y
-    twice_features = np.vstack([features, features])
-    labels = np.repeat([1, 0], len(outcomes))
-    weights = np.r_[outcomes, 1 - outcomes]
     model = LogisticRegression(C=np.inf, tol=1e-8, max_iter=1000)
-    fit = model.fit(twice_features, labels, sample_weight=weights)
-    return 100 / (1 + math.exp(-fit.intercept_[0]))
+    model.fit(*hard_labels(features, outcomes))
+    return 100 / (1 + math.exp(-model.intercept_[0]))
 
 
 def scale_features(features: np.ndarray) -> np.ndarray:

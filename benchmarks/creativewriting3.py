@@ -171,7 +171,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     criteria, negative = load_criteria(data)
     for line, row in enumerate(rows, 1):
         title = get_field(row, f"{source}:{line}", "title")
-        iteration = get_field(row, f"{source}:{line}", "iteration", kind=int)
+        iteration = get_field(row, f"{source}:{line}", "iteration")
         row["id"] = f"{title} ({iteration})"
     tasks = load_tasks(data)
     results = match_rows(rows, tasks, KEYS, source)

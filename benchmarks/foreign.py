@@ -7,7 +7,7 @@ read it from there. benchmarks/shared.py chooses between these styles and our ow
 import re
 from dataclasses import dataclass
 
-from utils import ThinkParts
+from utils import THINK_FORMATS, ThinkParts, join_thinking
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,18 @@ FOREIGN_STYLES = {
 }
 
 
+def style_of(name: str) -> ForeignStyle | None:
+    """Returns how a key of THINK_FORMATS or FOREIGN_STYLES marks thinking; None for a format without it."""
+    if name in FOREIGN_STYLES:
+        return FOREIGN_STYLES[name]
+    tags = THINK_FORMATS[name].thinking_tags
+    if not tags:
+        return None
+    between = join_thinking("@@", "@@", name).split("@@")[1]
+    closes = between.rstrip(" ")  # the answer's first token begins with its space
+    return ForeignStyle(tags[0], opens_answer=re.escape(tags[1]), markup="", closes_thinking=closes)
+
+
 def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our
     formats.
@@ -91,17 +103,14 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     return ThinkParts(thinking, response, status)
 
 
-def verdict_of(text: str, finished: bool = True) -> str:
+def verdict_of(text: str) -> str:
     """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its
     verdict.
 
-    Raises ValueError if the token limit cut the reply off, or if the thinking is not closed: what is there
-    then is a draft, or the half of a number.
+    Raises ValueError if the thinking is not closed: what is there then is a draft.
     """
-    if not finished:
-        raise ValueError("incomplete: the limit of its tokens cut the reply off")
     for style in FOREIGN_STYLES.values():
-        parts = split_foreign(text, style, finished)
+        parts = split_foreign(text, style, finished=True)
         if parts.status == "no_close":
             raise ValueError("the judge's thinking is not closed")
         text = parts.response

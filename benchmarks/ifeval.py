@@ -40,26 +40,20 @@ def require_nltk_data() -> None:
     """Raises FileNotFoundError, which names the download, if a part of NLTK's data is missing."""
     import nltk
 
-    for resource in NLTK_DATA:
-        try:
-            nltk.data.find(resource)
-        except LookupError:
-            names = " ".join(path.split("/")[1] for path in NLTK_DATA)
-            raise FileNotFoundError(
-                f"NLTK data {resource} not found; run: python -m nltk.downloader {names}"
-            ) from None
+    try:
+        list(map(nltk.data.find, NLTK_DATA))
+    except LookupError:
+        names = "punkt_tab stopwords averaged_perceptron_tagger_eng"
+        raise FileNotFoundError(f"NLTK's data is missing; run: python -m nltk.downloader {names}") from None
 
 
 @functools.cache
 def ifeval_checkers() -> dict[str, type]:
     """Returns the classes of IFEval's instructions by name."""
     import langdetect
-    import lm_eval
+    from benchmarks import lm_eval_tasks
 
-    # The real lm_eval.tasks imports what all of its tasks need; with this in its place only IFEval is loaded.
-    package = types.ModuleType("lm_eval.tasks")
-    package.__path__ = [str(Path(lm_eval.__file__).parent / "tasks")]
-    sys.modules.setdefault("lm_eval.tasks", package)
+    lm_eval_tasks.prepare()
     from lm_eval.tasks.ifeval import instructions, instructions_registry, instructions_util
 
     class LetterFrequency(instructions.LetterFrequencyChecker):
@@ -126,22 +120,19 @@ def make_checkers(task: dict) -> list[Callable[[str], bool]]:
     arguments."""
     require_nltk_data()
     names = task["instruction_id_list"]
-    all_kwargs = task.get("kwargs")
-    where = f"task {task['key']}"
-    if not isinstance(all_kwargs, list) or len(all_kwargs) != len(names):
-        raise ValueError(f"{where}: field kwargs must be a list with a dict for each instruction")
     checkers = []
-    for name, kwargs in zip(names, all_kwargs):
-        try:
+    try:
+        for name, kwargs in zip(names, task["kwargs"], strict=True):
             checkers.append(make_checker(name, task.get("prompt", ""), kwargs))
             checkers[-1](SOME_TEXT)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{where}: {name} cannot be checked with kwargs {kwargs}: {error!r}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        given = f"instructions {names} with kwargs {task.get('kwargs')}"
+        raise ValueError(f"task {task['key']}: {given} cannot be checked: {error!r}") from error
     return checkers
 
 
-def check_tasks(tasks: list[dict], data: Path | None = None) -> None:
-    """Exits with 2 if nltk's data is missing or a task cannot be checked. `data` is not needed."""
+def check_tasks(tasks: list[dict]) -> None:
+    """Exits with 2 if nltk's data is missing or a task cannot be checked."""
     for task in tasks:
         or_fail(make_checkers, task)
 

@@ -38,24 +38,18 @@ def read_template(path: str, placeholders: Placeholders, where: str = "") -> str
     `where` ends the error message, such as " with --protocol paper".
     """
     text = or_fail(Path(path).read_text)
-    known = placeholders.needed + placeholders.optional
-    listed = ", ".join(map(as_placeholder, known))
-    found = set()
-    for dollar, name in PLACEHOLDER.findall(text):
-        if name in known:
-            found.add(name)
-        elif dollar:  # without a dollar it may be LaTeX or code
-            fail(f"--template {path}: cannot fill {as_placeholder(name)}{where}; it knows {listed}")
-
-    missing = [name for name in placeholders.needed if name not in found]
-    if missing:
-        lacking = ", ".join(map(as_placeholder, missing))
-        fail(f"--template {path}: no {lacking}{where}; it knows {listed}")
+    found = PLACEHOLDER.findall(text)
+    names = {name for _, name in found}
+    with_dollar = {name for dollar, name in found if dollar}  # without one it may be LaTeX or code
+    missing = set(placeholders.needed) - names
+    unknown = with_dollar.difference(*placeholders)
+    if missing or unknown:
+        needed, optional = map(", ".join, placeholders)
+        wrong = ", ".join(sorted(missing | unknown))
+        fail(
+            f"--template {path}: {wrong} missing or unknown{where}; it needs {needed}, and may have {optional}"
+        )
     return text
-
-
-def as_placeholder(name: str) -> str:
-    return "{$" + name + "}"
 
 
 def fill(template: str, fields: dict[str, str]) -> str:

@@ -40,7 +40,7 @@ def load(data: Path, pattern: str, *fields: str) -> list:
 
     for number, task in enumerate(tasks, 1):
         for name in fields:
-            get_field(task, f"{data}, row {number}", name, kind=object)
+            get_field(task, f"{data}, row {number}", name)
     return tasks
 
 
@@ -88,18 +88,11 @@ def read_file(path: Path) -> list:
 # --- 2. rows and their tasks
 
 
-def get_field(row: dict, where: str, *names: str, kind: type | tuple = str):
-    """Returns the first of `names` that a row has; None if its value is null.
-
-    Exits with 2 if the row has none of them, or a value that is not of the type `kind`.
-    """
+def get_field(row: dict, where: str, *names: str):
+    """Returns the first of `names` that a row has, which may be null; exits with 2 if it has none of them."""
     for name in names:
-        if name not in row:
-            continue
-        value = row[name]
-        if value is not None and not isinstance(value, kind):
-            fail(f"{where}: field {name} has the wrong type: {json.dumps(value)[:50]}")
-        return value
+        if name in row:
+            return row[name]
     fail(
         f"{where}: no field {' or '.join(names)} (found {', '.join(row)}); "
         "benchmarks/table.py lists the fields of each benchmark"
@@ -115,21 +108,19 @@ def match_rows(
     """
     positions = index_tasks(tasks, keys)
     results = []
-    first_lines = {}
+    seen = set()
     for line, row in enumerate(rows, 1):
-        given = {key: str(row[key]) for key in keys if key in row}
-        found = next((positions[pair] for pair in given.items() if pair in positions), [])
+        given = [(key, str(row[key])) for key in keys if key in row]
+        found = next((positions[pair] for pair in given if pair in positions), [])
         if len(found) != 1:
-            named = ", ".join(f"{key} {value[:40]!r}" for key, value in given.items())
-            number = "several tasks" if found else "no task"
             fail(
-                f"{source}:{line}: {named or 'the row'} fits {number} of the data; "
+                f"{source}:{line}: fits {len(found)} tasks of the data, not one; "
                 f"a task is found by its {' or '.join(keys)}"
             )
-        position = found[0]
-        if position in first_lines and not several_samples:
-            fail(f"{source}:{line}: the task of line {first_lines[position]} again; keep one of them")
-        first_lines.setdefault(position, line)
+        [position] = found
+        if position in seen and not several_samples:
+            fail(f"{source}:{line}: a second row of the same task; keep one of them")
+        seen.add(position)
         result = {"task": position, "key": tasks[position].get(keys[0], position), "line": line}
         if row.get("judge_error"):
             result["invalid"] = row["judge_error"]
@@ -160,7 +151,6 @@ def check_rows(
     source: str,
     check: Callable[[dict, str], dict],
     several_samples: bool = True,
-    text_fields: tuple[str, ...] = ("response",),
     apply: Callable = map,
 ) -> list[dict]:
     """Returns the rows' results, with what `check(task, text)` says of each.
@@ -173,7 +163,7 @@ def check_rows(
     texts = []
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
-        text = get_field(row, f"{source}:{result['line']}", *text_fields)
+        text = get_field(row, f"{source}:{result['line']}", "response", "completion")
         if row.get("reward") is not None:
             result["reward"] = row["reward"]
         if "excluded" in task:
@@ -268,6 +258,15 @@ def for_summary(numbers: dict) -> dict:
     """Returns the numbers without the results of rows and the means of tasks, which have files of their
     own."""
     return {name: value for name, value in numbers.items() if name not in ("rows", "task_means")}
+
+
+def hard_labels(x: np.ndarray, y: np.ndarray, weights: float | np.ndarray = 1) -> tuple:
+    """Returns features, labels and weights for `fit` of scikit-learn, which takes hard labels only.
+
+    A soft label y (N,) from 0 to 1 becomes a 1 with weight y and a 0 with weight 1 - y.
+    """
+    labels = np.repeat([1, 0], len(y))
+    return np.vstack([x, x]), labels, np.r_[weights * y, weights * (1 - y)]
 
 
 def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = None) -> tuple[float, float]:

@@ -11,11 +11,11 @@ no change, so a contribution is a mean over `n_changes` of the group's `n` repli
 
 Capabilities (section 3.3, appendix C): the judge marks a dialogue from 1 to 5 on each of five scales.
 
-The lists, the scales and the formulas are the paper's. Differences from it: 1. The judge's instructions, and
-the words of each scale, are our own. The paper prints its scales, a prompt for a longer
-   list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which `--template
-   FILE` takes from a file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask for the JSON
-   that ours asks for.
+The lists, the scales and the formulas are the paper's. Differences from it:
+1. The judge's instructions, and the words of each scale, are our own. The paper prints its scales, a prompt
+   for a longer list of strategies (appendix E.2) and the prompt for the capabilities (appendix E.3), which
+   `--template FILE` takes from a file, with {$dialogue} in it and perhaps {$scales} and {$keys}. It must ask
+   for the JSON that ours asks for.
 2. One call judges all replies of a dialogue; the paper's judge seems to read them one at a time. A reply that
    does not name the strategies of each of them is invalid.
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
@@ -24,74 +24,80 @@ A judge is a language model, or file.py:function (dialogue) -> a list of codes f
 data/toy/users.py:strategies. A program gives no marks.
 """
 
-import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 from benchmarks import shared
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import bootstrap, mean, read_object, task_means
+from benchmarks.scoring import bootstrap, mean, read_object, task_means, withhold
 from rewards import simulated_user
-from rlmt.data import read_rows, write_jsonl
+from rlmt.data import write_jsonl
 from rlmt.run import load_function
-from utils import fail, or_fail
+from utils import fail
 
 # --- 1. stored dialogues
 
 
-def turns_of_user(dialogue: dict) -> list[dict]:
-    return [turn for turn in dialogue["history"] if turn["role"] == "user"]
+def emotions_of(dialogue: dict) -> list[float]:
+    """Returns the emotions at the start and after each answer."""
+    return [turn["emotion-point"] for turn in dialogue["history"] if turn["role"] == "user"]
 
 
-def read(path: str) -> list[dict]:
-    """Reads stored dialogues; exits with 2 on a row that is not one."""
-    dialogues = read_rows(path, "emo_point", "history")
-    for number, dialogue in enumerate(dialogues, 1):
-        dialogue.setdefault("ended", "")
-        emotions = [turn.get("emotion-point") for turn in turns_of_user(dialogue)]
-        if None in emotions or not emotions:
-            fail(f"{path}:{number}: every turn of the user needs an 'emotion-point'")
-    return dialogues
+def score(args, dialogues: list[dict]) -> dict:
+    """Returns the Sentient score, and counts of how the dialogues ended; exits with 2 if none has a score.
 
-
-def score(dialogues: list[dict], seed: int) -> dict:
-    """Returns the Sentient score and its counts, with the 95 % interval, `format_ok` and `emotion_curve`."""
+    mean_emotion   the Sentient score: the mean of the final emotions, of dialogues that have a score; None if
+                   more than --max-invalid have none
+    interval       of 95 %
+    success        how many of these end at 100
+    failure        how many of these end below 10
+    n, n_invalid   all dialogues, and those without a score
+    mean_turns     turns of the user in a dialogue
+    ended          how many dialogues ended for which reason
+    format_ok      share of well-formed replies; None for dialogues of the official tool
+    emotion_curve  the mean emotion at the start and after each answer. A dialogue that has ended keeps its
+                   final emotion, so the last value is the Sentient score.
+    """
     ids = []
     finals = []
-    is_ok = []  # of the model's replies; dialogues of the official tool have no status
-    for dialogue in dialogues:
-        final = simulated_user.final_emotion(dialogue)
-        if final is not None:
-            ids.append(dialogue["id"])
-            finals.append(final)
-        is_ok += [turn["status"] == "ok" for turn in dialogue["history"] if "status" in turn]
-
-    scores = simulated_user.score(dialogues)
-    scores["interval"] = bootstrap(finals, seed)
-    scores["task_means"] = {"mean_emotion": task_means(finals, ids)}
-    scores["format_ok"] = mean(is_ok)
-    scores["emotion_curve"] = emotion_curve(dialogues)
-    return scores
-
-
-def emotion_curve(dialogues: list[dict]) -> list[float]:
-    """Returns the mean emotion at the start and after each answer, over the dialogues that have a score.
-
-    A dialogue that has ended keeps its final emotion, so the last value is the Sentient score.
-    """
     curves = []
+    n_turns = []
+    is_ok = []
     for dialogue in dialogues:
+        is_ok += [turn["status"] == "ok" for turn in dialogue["history"] if "status" in turn]
         final = simulated_user.final_emotion(dialogue)
         if final is None:
             continue
-        emotions = [turn["emotion-point"] for turn in turns_of_user(dialogue)]
-        if final != emotions[-1]:  # a malformed reply, to which the user has no answer
-            emotions.append(final)
-        curves.append(emotions)
+        ids.append(dialogue["id"])
+        finals.append(final)
+        curve = emotions_of(dialogue)
+        n_turns.append(len(curve))
+        if final != curve[-1]:  # a malformed reply, to which the user has no answer
+            curve.append(final)
+        curves.append(curve)
+    if not finals:
+        fail(f"none of {len(dialogues)} dialogues has a score")
 
-    longest = max(map(len, curves))
-    for curve in curves:
-        curve += [curve[-1]] * (longest - len(curve))
-    return [mean(at_turn) for at_turn in zip(*curves, strict=True)]
+    scores = {
+        "mean_emotion": mean(finals),
+        "interval": bootstrap(finals, args.seed),
+        "task_means": {"mean_emotion": task_means(finals, ids)},
+        "success": sum(emotion >= simulated_user.STATES["S"] for emotion in finals),
+        "failure": sum(emotion < simulated_user.STATES["C"] for emotion in finals),
+        "n": len(dialogues),
+        "n_invalid": len(dialogues) - len(finals),
+        "mean_turns": mean(n_turns),
+        "ended": dict(Counter(dialogue.get("ended", "") for dialogue in dialogues)),
+        "format_ok": mean(is_ok),
+        "emotion_curve": pd.DataFrame(zip_longest(*curves)).ffill().mean(axis=1).tolist(),
+    }
+    withhold(scores, ["mean_emotion"], args.max_invalid)
+    return scores
 
 
 # --- 2. strategies
@@ -156,30 +162,12 @@ def strategy_request(args, dialogue: dict) -> dict:
 def read_strategies(text: str) -> list[list[str]]:
     """Reads the codes of the replies 1, 2, ...; ValueError if they are not lists of keys of STRATEGIES."""
     found = read_object(text)
-    return check_codes([found.get(str(number)) for number in range(1, len(found) + 1)])
-
-
-def check_codes(codes_of_replies: list) -> list[list[str]]:
-    """Returns the codes of each reply; ValueError unless they are lists of keys of STRATEGIES."""
+    codes_of_replies = [found.get(str(number)) for number in range(1, len(found) + 1)]
     known = list(STRATEGIES)  # a list, as a judge may write what cannot be looked up in a dict
     for codes in codes_of_replies:
         if not isinstance(codes, list) or not all(code in known for code in codes):
             raise ValueError(f"{str(codes)[:80]} is not a list of the codes {', '.join(STRATEGIES)}")
     return codes_of_replies
-
-
-def emotion_changes(dialogue: dict) -> list[float | None]:
-    """Returns the change of the emotion after each reply; None where the user did not answer."""
-    changes = []
-    before = None
-    for turn in dialogue["history"]:
-        if turn["role"] == "assistant":
-            changes.append(None)
-            continue
-        if changes:
-            changes[-1] = turn["emotion-point"] - before
-        before = turn["emotion-point"]
-    return changes
 
 
 def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None]) -> dict:
@@ -195,7 +183,8 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
         if codes_of_replies is None:
             continue
         n_replies += len(codes_of_replies)
-        for change, codes_of_reply in zip(emotion_changes(dialogue), codes_of_replies, strict=True):
+        changes_after = np.diff(emotions_of(dialogue))  # the user may not have answered the last reply
+        for codes_of_reply, change in zip_longest(codes_of_replies, changes_after):
             for letter in {code[0] for code in codes_of_reply}:
                 changes[letter].append(change)
 
@@ -326,65 +315,39 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
     judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts its
     failures as n_invalid; it has no numbers if these are more than --max-invalid.
     """
-    readable = []
-    for dialogue in dialogues:
-        has_score = simulated_user.final_emotion(dialogue) is not None
-        if has_score and simulated_user.count_replies(dialogue):
-            readable.append(dialogue)
-    if not readable:
-        fail("--judge: no dialogue has a score and a reply")
-    scores = {"judge": args.judge, "judge_fingerprint": fingerprint(args)}
+    judged = [dialogue for dialogue in dialogues if simulated_user.final_emotion(dialogue) is not None]
     is_program = ".py:" in args.judge
 
     if is_program:
-        program = load_function(args.judge)
-        codes = [or_fail(check_codes, program(dialogue)) for dialogue in readable]
+        codes = list(map(load_function(args.judge), judged))
     else:
-        requests = [strategy_request(args, dialogue) for dialogue in readable]
+        requests = [strategy_request(args, dialogue) for dialogue in judged]
         codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
-    for place, dialogue in enumerate(readable):
+    for place, dialogue in enumerate(judged):
         if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
             codes[place] = None
-    scores["strategies"] = counts = count_failures(codes)
-    if is_reliable(args, counts):
-        counts |= score_strategies(readable, codes)
-    rows = []
-    for dialogue, codes_of_replies in zip(readable, codes, strict=True):
-        rows.append({"id": dialogue["id"], "strategies": codes_of_replies})
+    scores = {"judge": args.judge}
+    scores["strategies"] = if_reliable(args, codes, score_strategies, judged, codes)
+    rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged], "strategies": codes})
 
     if not is_program:
         scores["wording"] = describe_wording(args.template)
         requests = []
-        for dialogue in readable:
+        for dialogue in judged:
             messages = fill_messages(capability_template(args), capability_fields(dialogue))
             requests.append(shared.judge_request(args, messages))
         marks = [reply.value for reply in shared.ask_judge(args, requests, read_marks, run)]
-        scores["capabilities"] = counts = count_failures(marks)
-        if is_reliable(args, counts):
-            counts |= score_capabilities(marks, args.seed)
-        for row, marks_of_dialogue in zip(rows, marks, strict=True):
-            row["capabilities"] = marks_of_dialogue
+        scores["capabilities"] = if_reliable(args, marks, score_capabilities, marks, args.seed)
+        rows["capabilities"] = marks
 
-    write_jsonl(run / f"judged{suffix}.jsonl", rows)
+    write_jsonl(run / f"judged{suffix}.jsonl", rows.to_dict("records"))
     return scores
 
 
-def fingerprint(args) -> str:
-    """Hashes what two comparable judgements share: judge, endpoint and wording."""
-    wording = [STRATEGY_PROMPT, STRATEGIES, capability_template(args), CAPABILITIES]
-    place = shared.resolve_judge_url(args.judge, args.judge_url)
-    return shared.short_hash(json.dumps([args.judge, place, *wording, *shared.digests_of(args.judge)]))
-
-
-def count_failures(judgements: list) -> dict:
-    """Returns n and n_invalid, the number of judgements that are None."""
-    return {"n": len(judgements), "n_invalid": judgements.count(None)}
-
-
-def is_reliable(args, counts: dict) -> bool:
-    """Tells whether at most --max-invalid of the judgements failed, and not all of them; warns if not."""
-    n_invalid = counts["n_invalid"]
-    if n_invalid < counts["n"] and n_invalid <= args.max_invalid * counts["n"]:
-        return True
-    print(f"WARNING: the judge failed on {n_invalid} of {counts['n']} dialogues, so there are no numbers")
-    return False
+def if_reliable(args, judgements: list, score: Callable[..., dict], *inputs) -> dict:
+    """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
+    inputs, unless n_invalid is more than --max-invalid."""
+    counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
+    if counts["n_invalid"] <= args.max_invalid * counts["n"]:
+        counts |= score(*inputs)
+    return counts

@@ -15,12 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foreign import FOREIGN_STYLES, split_foreign, verdict_of
+from benchmarks.foreign import FOREIGN_STYLES, split_foreign, style_of, verdict_of
 from benchmarks.scoring import add_to_index, mean
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
 from rlmt.endpoint import (
+    TWO_LINES,
     Endpoint,
     Reply,
     has_no_reply,
@@ -28,10 +29,10 @@ from rlmt.endpoint import (
     try_endpoint,
     was_refused,
 )
-from rlmt.run import load_function, write_summary
+from rlmt.run import Start, check_run, load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of
 from rlmt.vllm import serve
-from utils import THINK_FORMATS, ThinkParts, fail, join_thinking, or_fail, shows_response, split_thinking
+from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 
 LOCAL_CALLS = 512  # requests to a local judge at a time
 LOCAL_TIMEOUT = 3600.0  # seconds that one may wait for its turn and its reply
@@ -147,26 +148,17 @@ def thinking_budget(args) -> ThinkingBudget | None:
         )
     tokenizer = load_model_tokenizer(args)
     name = think_format(args)
-    if name in FOREIGN_STYLES:
-        opening_tag = FOREIGN_STYLES[name].opens_thinking
-        closed_pattern = FOREIGN_STYLES[name].opens_answer
-        closes = FOREIGN_STYLES[name].closes_thinking
-    elif THINK_FORMATS[name].thinking_tags:
-        opening_tag, closing_tag = THINK_FORMATS[name].thinking_tags
-        closed_pattern = re.escape(closing_tag)
-        between = join_thinking("@@", "@@", name).split("@@")[1]
-        closes = between.rstrip(" ")  # the answer's first token begins with its space
-    else:
+    style = style_of(name)
+    if not style:
         fail(f"{limit}: the think format {name!r} has no thinking; leave it out, or name --think-format")
 
     close_at = args.max_thinking_tokens
     if not tokenizer.opening:  # the model writes the tag itself
-        close_at += count_tokens(tokenizer, opening_tag)
-    closing = tokenizer(closes, add_special_tokens=False)["input_ids"]
-    budget = ThinkingBudget(close_at, opening_tag, closed_pattern, closing, tokenizer.opening)
-    if budget.close_at + len(budget.closing) >= args.max_tokens:
+        close_at += count_tokens(tokenizer, style.opens_thinking)
+    closing = tokenizer(style.closes_thinking, add_special_tokens=False)["input_ids"]
+    if close_at + len(closing) >= args.max_tokens:
         fail(f"{limit} leaves no tokens for an answer; --max-tokens {args.max_tokens} is for both")
-    return budget
+    return ThinkingBudget(close_at, style.opens_thinking, style.opens_answer, closing, tokenizer.opening)
 
 
 def whole_turn(args, text: str, finished: bool) -> str:
@@ -203,13 +195,8 @@ def check_plain(args, text: str) -> None:
 
 def model_endpoint(args, run: Path) -> Endpoint:
     """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(
-        args.model,
-        run / "model.jsonl",
-        args.model_url,
-        args.concurrency,
-        key_env=args.key_env,
-    )
+    store = run / "model.jsonl"
+    return Endpoint(args.model, store, args.model_url, args.concurrency, key_env=args.key_env)
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -327,20 +314,16 @@ def how_sampled(args, run: Path) -> dict:
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
     """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed
     0."""
-    seeds = []
+    seeds = [0] * len(tasks)
     for place, task in enumerate(tasks):
-        seed = 0
         if args.seed or task.get("sample"):  # equal requests would share one reply
-            seed = args.seed * 1_000_003 + place  # as generate
-        seeds.append(seed)
+            seeds[place] = args.seed * 1_000_003 + place  # as generate
     answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
-    refusals = []
     for task, answer in zip(tasks, answers):
         if isinstance(answer, str):
-            refusals.append(f"task {task['id']} is refused: {answer}")
+            print(f"task {task['id']} is refused: {answer}", file=sys.stderr)
             answer = None, True, 0
         yield task, *answer, False
-    print_first(refusals)
 
 
 def ask_by_messages(
@@ -471,21 +454,11 @@ def is_behind_endpoint(judge: str) -> bool:
     return judge != "" and not is_local(judge) and ".py:" not in judge
 
 
-def judge_attempts(protocol: str) -> int:
-    """Returns how often a judge is asked until its reply can be read: in the authors' code the first reply
-    counts."""
-    if protocol == "paper":
-        return 1
-    return 4
-
-
-def ask_judge(
-    args, requests: list[dict], parse: Callable[[str], Any], run: Path, attempts: int = 4
-) -> list[Reply]:
+def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
-    `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `attempts`
-    times in all. Exits with 2 if requests got no reply, see `check_answered`.
+    `parse` raises ValueError for a reply that it cannot read; the request is then asked again, three times at
+    most. Exits with 2 if requests got no reply, see `check_answered`.
     """
     if not requests:  # as where every comparison is decided without a judge
         return []
@@ -499,11 +472,14 @@ def ask_judge(
     def read(text: str) -> Any:
         return parse(verdict_of(text))
 
-    # one token, whose log-probabilities are read, is no text
-    has_text = all("logprobs" not in request for request in requests)
+    if "logprobs" in requests[0]:  # one token, whose log-probabilities are read, is no text
+        read = str
+    n_retries = 3
+    if getattr(args, "protocol", "") == "paper":  # in the authors' code the first reply counts
+        n_retries = 0
     with open_judge(args, run) as judge:
         print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
-        replies = judge.ask(requests, read if has_text else str, attempts - 1)
+        replies = judge.ask(requests, read, n_retries)
     check_answered([reply.error for reply in replies], f"--judge {args.judge}")
     return replies
 
@@ -599,13 +575,33 @@ def check_judge(args) -> None:
         load_function(args.judge)
 
 
+def check_start(
+    args, script: str, tasks: list[dict], requests_about: Callable[[Any, list[dict], str], list[dict]]
+) -> Start:
+    """Estimates what the judge costs, checks that the run may start, and asks the judge its first request.
+
+    `requests_about(args, tasks, answer)`: all requests to the judge if every task got this answer; none
+    without a judge, or if it is a program.
+    """
+    longest_answer = (
+        "word " * args.max_tokens
+    )  # a word has about a token; the judge reads no word that is cut
+    requests = requests_about(args, tasks, longest_answer)
+    if requests:
+        how = "one temperature, each asked once, about --max-tokens words"
+        print_estimate(args, requests, f"judge, estimated ({how})")
+    start = check_run(args, script, args.model)
+    if not args.generate_only:
+        try_judge(args, start.run, requests_about(args, tasks[:1], TWO_LINES))
+    return start
+
+
 def try_judge(args, run: Path, requests: list[dict]) -> None:
     """Asks a --judge behind an endpoint the first of its requests; exits with 2 if no reply comes.
 
     `run`: the folder that will keep the reply; see `try_endpoint`.
     """
-    will_ask = not getattr(args, "generate_only", False)
-    if requests and will_ask and is_behind_endpoint(args.judge):
+    if requests and is_behind_endpoint(args.judge):
         try_endpoint(judge_endpoint(args, run), requests[0], "--judge", args.overwrite)
 
 
@@ -622,14 +618,6 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
     """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete."""
     add_to_index(run, index)
     write_summary(run, summary)
-
-
-def print_first(lines: list[str], n: int = 10) -> None:
-    """Prints the first lines on stderr, and how many more there are."""
-    for line in lines[:n]:
-        print(line, file=sys.stderr)
-    if len(lines) > n:
-        print(f"and {len(lines) - n} more", file=sys.stderr)
 
 
 # --- 6. fingerprints

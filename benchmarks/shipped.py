@@ -9,8 +9,8 @@ import re
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from benchmarks.foreign import FOREIGN_STYLES
-from rlmt.chat import check_writable, choose_template, ends_of_template, render
+from benchmarks.foreign import FOREIGN_STYLES, style_of
+from rlmt.chat import choose_template, ends_of_template, render
 from utils import THINK_FORMATS
 
 
@@ -26,8 +26,7 @@ def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, 
             of ours if it has none, or if its own does not ask for the Zero format that is wanted.
         template_args: what the template is given besides messages, such as {"enable_thinking": False}.
 
-    Raises ValueError if the template has no such argument, if a tag cannot be written, or if nothing names an
-    end of turn.
+    Raises ValueError if the template has no such argument, or if nothing names an end of turn.
     """
     name, text = find_template(tokenizer, think_format, chat_template)
     for key in template_args:
@@ -39,8 +38,6 @@ def use_as_shipped(tokenizer: Tokenizer, think_format: str, chat_template: str, 
     tokenizer.think_format = think_format
     if think_format == "auto":
         tokenizer.think_format = shown_format(text)
-    if tokenizer.think_format in THINK_FORMATS:
-        check_writable(tokenizer, tokenizer.think_format)
     tokenizer.opening = find_opening(tokenizer)
 
     tokenizer.stop_ids = find_ends(tokenizer)
@@ -90,20 +87,15 @@ def find_opening(tokenizer: Tokenizer) -> str:
 
     A template that switches thinking off closes it at once: "<think>\\n\\n</think>\\n\\n".
     """
-    name = tokenizer.think_format
-    if name in FOREIGN_STYLES:
-        opening = re.escape(FOREIGN_STYLES[name].opens_thinking)
-        closing = FOREIGN_STYLES[name].opens_answer
-    elif THINK_FORMATS[name].thinking_tags:
-        opening, closing = map(re.escape, THINK_FORMATS[name].thinking_tags)
-    else:
+    style = style_of(tokenizer.think_format)
+    if not style:
         return ""
-
     question = [{"role": "user", "content": "@@"}]
     prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
     after_question = prompt.rpartition("@@")[2]
     # always a match, of an empty text if the template writes neither tag
-    return re.search(rf"({opening}\s*)?({closing}\s*)?\Z", after_question)[0]
+    opening = re.escape(style.opens_thinking)
+    return re.search(rf"({opening}\s*)?({style.opens_answer}\s*)?\Z", after_question)[0]
 
 
 def find_ends(tokenizer: Tokenizer) -> list[int]:

@@ -29,6 +29,8 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verified
+from benchmarks.accuracy import accuracy
+from benchmarks.scoring import check_rows
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Benchmark:
     """(rows, data, name of the rows' file for messages) -> numbers, and each row's result under `rows`."""
     metrics: tuple[str, ...]
     """Keys of the numbers that go into results/runs.csv; the first is the headline."""
-    check: Callable[[list[dict], Path], None] | None = None
-    """(tasks to ask, data) -> None; exits with 2 if something is missing that `score` needs."""
+    check: Callable[[list[dict]], None] | None = None
+    """(tasks to ask) -> None; exits with 2 if one cannot be scored."""
     several_samples: bool = False
     """Whether a task takes several answers."""
     judge: ModuleType | None = None
@@ -62,7 +64,6 @@ def judged(module: ModuleType, *metrics: str) -> Benchmark:
         load_tasks=module.load_tasks,
         score=module.score,
         metrics=metrics,
-        check=getattr(module, "check", None),
         judge=module,
     )
 
@@ -73,16 +74,16 @@ def checked(
     load_tasks: Callable,
     check_answer: Callable[[dict, str], dict],
     *more_metrics: str,
-    score: Callable = verified.score,
-    check: Callable | None = None,
+    apply: Callable = map,
 ) -> Benchmark:
-    """Returns a benchmark whose answers a rule checks: `check_answer(task, text)`."""
+    """Returns a benchmark whose answers a rule checks: `check_answer(task, text)`; `apply` as `check_rows`."""
 
-    def score_rows(rows: list[dict], data: Path, source: str) -> dict:
-        return score(rows, load_tasks(data), keys, source, check_answer)
+    def score(rows: list[dict], data: Path, source: str) -> dict:
+        tasks = load_tasks(data)
+        return accuracy(check_rows(rows, tasks, keys, source, check_answer, apply=apply), tasks)
 
     metrics = ("accuracy", *more_metrics)
-    return Benchmark(keys, prompt, load_tasks, score_rows, metrics, check, several_samples=True)
+    return Benchmark(keys, prompt, load_tasks, score, metrics, several_samples=True)
 
 
 INSTRUCTIONS = Benchmark(
@@ -128,6 +129,6 @@ BENCHMARKS = {
         verified.HUMANEVAL_PROMPT,
         verified.load_humaneval,
         verified.humaneval_check,
-        score=verified.score_humaneval,
+        apply=verified.map_in_parallel,
     ),
 }

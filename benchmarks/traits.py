@@ -7,12 +7,11 @@
 
 Input: two files of generations (eval_*.py) or completions (RL scripts), matched by id. A plan is the
 thinking of a completion with the status `ok`. If an id has several, the first of the latest step is taken.
-Rows that are not used are counted by reason.
 
 The protocol and the wording of its prompts are our own; the paper's appendix C prints theirs. So set its
 figure 4 beside these win rates, but do not subtract one from the other. `--template FOLDER` takes other
 wordings verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.txt with {$conversation},
-{$plans} and {$traits}. They must ask for the JSON that ours ask for.
+{$plans} and {$traits}; with --traits the last alone. They must ask for the JSON that ours ask for.
 
 1. Extract. The judge gets batches of a few pairs of plans and names traits in which the two writers differ.
    It is not told who they are; who is writer 1 is drawn for each batch. One more call merges all lists into
@@ -35,14 +34,12 @@ the same `fingerprint` have the same traits, prompts, baseline plans and judge.
 The data and the judge are checked first: one behind an endpoint is asked its first request, also by
 --dry-run.
 
-Writes results/<run>/: config.json, command.txt, env.txt, traits.json (with what each batch
-gave), verdicts.jsonl, judge.jsonl (raw replies), summary.json; and a line for each trait in
-results/runs.csv.
+Writes results/<run>/: config.json, command.txt, env.txt, traits.json, verdicts.jsonl (`choices` in the order
+of the traits), judge.jsonl (raw replies), summary.json; and a line for each trait in results/runs.csv.
 """
 
 import json
 import random
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,9 +75,6 @@ class Args(JudgeFlags):
     """Pairs to compare, drawn with --seed from those the extraction leaves; 0: all. Each is two calls."""
     judge: str = "gpt-4.1-mini"
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here."""
-    template: str = ""
-    """Folder with the judge's instructions: extract.txt, merge.txt, compare.txt; our own for those it
-    lacks."""
     judge_max_tokens: int = 2048
     """New tokens of a reply; a judge that thinks needs more."""
 
@@ -88,17 +82,13 @@ class Args(JudgeFlags):
 # --- 1. pairs of plans
 
 
-def match_plans(args: Args) -> tuple[list[dict], Counter]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}, and how many rows are not used, by
-    reason.
+def match_plans(args: Args) -> list[dict]:
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)}.
 
-    The order of the pairs follows from --seed and the ids alone: other checkpoints meet on the same prompts.
+    Their order follows from --seed and the ids alone: other checkpoints meet on the same prompts.
     """
-    not_used = Counter()
-    model_plans = read_plans(args, args.generations, not_used)
-    baseline_plans = read_plans(args, args.baseline, not_used)
-    alone = model_plans.keys() ^ baseline_plans.keys()
-    not_used["no plan in the other file"] += len(alone)
+    model_plans = read_plans(args, args.generations)
+    baseline_plans = read_plans(args, args.baseline)
 
     def draw(prompt_id) -> float:
         return random.Random(f"{args.seed} {prompt_id}").random()
@@ -111,11 +101,11 @@ def match_plans(args: Args) -> tuple[list[dict], Counter]:
             fail(f"id {prompt_id!r} has other 'messages' in {args.generations} than in {args.baseline}")
         pair = {"id": prompt_id, "messages": ours["messages"]}
         pairs.append(pair | {"model": ours["thinking"], "baseline": theirs["thinking"]})
-    return pairs, not_used
+    return pairs
 
 
-def read_plans(args: Args, path: str, not_used: Counter) -> dict:
-    """Returns {id: the row whose plan is used} of a file; counts the other rows in `not_used`."""
+def read_plans(args: Args, path: str) -> dict:
+    """Returns {id: the row whose plan is used} of a file, and prints how many of its rows these are."""
     rows = read_rows(path, "messages", "status")
     temperatures = {row.get("temperature") for row in rows} - {None}
     if args.temperature is None and len(temperatures) > 1:
@@ -124,30 +114,11 @@ def read_plans(args: Args, path: str, not_used: Counter) -> dict:
     rows.sort(key=lambda row: -row.get("step", 0))  # keeps the order of the file within a step
     plans = {}
     for row in rows:
-        if args.temperature is not None and row.get("temperature") != args.temperature:
-            not_used["another temperature"] += 1
-        elif row["status"] != "ok":
-            not_used[f"status {row['status']}"] += 1
-        elif not (row.get("thinking") or "").strip():
-            not_used["no thinking"] += 1
-        elif row["id"] in plans:
-            not_used["another row of its id"] += 1
-        else:
-            plans[row["id"]] = row
+        is_chosen = args.temperature in (None, row.get("temperature"))
+        if is_chosen and row["status"] == "ok" and (row.get("thinking") or "").strip():
+            plans.setdefault(row["id"], row)
+    print(f"{path}: {len(plans)} plans are used, of {len(rows)} rows")
     return plans
-
-
-def split_pairs(args: Args, pairs: list[dict], used_prompts: list) -> tuple[list[dict], list[dict]]:
-    """Returns the pairs to extract traits from, and those to compare; exits with 2 if none is left for that.
-
-    `used_prompts` are the ids that the traits of a --traits file were extracted from.
-    """
-    n_extracted = 0 if args.traits else args.extract_pairs
-    extracted = pairs[:n_extracted]
-    rest = [pair for pair in pairs[n_extracted:] if pair["id"] not in used_prompts]
-    if not rest:
-        fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
-    return extracted, rest[: args.compare_pairs or None]
 
 
 # --- 2. what the judge is asked
@@ -194,19 +165,16 @@ PLACEHOLDERS = {
 }
 
 
-A_TRAIT = {"name": "x" * 80, "description": "x" * 400}  # in estimates, in place of one that is not known yet
-
-
 def step_template(args: Args, step: str) -> str:
     """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled
     in."""
-    file = Path(args.template) / f"{step}.txt"
-    if args.template and file.exists():
-        return read_template(str(file), PLACEHOLDERS[step])
+    if args.template:
+        return read_template(f"{args.template}/{step}.txt", PLACEHOLDERS[step])
     return TEMPLATES[step]
 
 
 def step_request(args: Args, step: str, **fields: str) -> dict:
+    fields["most"] = str(args.max_traits)
     return shared.judge_request(args, fill_messages(step_template(args, step), fields))
 
 
@@ -222,24 +190,16 @@ def show_plans(pair: dict, model_is: int) -> str:
     return f"<plan 1>\n{plans[0]}\n</plan 1>\n\n<plan 2>\n{plans[1]}\n</plan 2>"
 
 
-def batches(args: Args, pairs: list[dict]) -> list[tuple[int, list[dict]]]:
-    """Returns for each call of the extraction which writer --generations is (1 or 2), and the pairs."""
+def extract_requests(args: Args, pairs: list[dict]) -> list[dict]:
     rng = random.Random(args.seed)
-    drawn = []
+    requests = []
     for start in range(0, len(pairs), args.batch_pairs):
         model_is = rng.choice((1, 2))
-        drawn.append((model_is, pairs[start : start + args.batch_pairs]))
-    return drawn
-
-
-def extract_requests(args: Args, pairs: list[dict]) -> list[dict]:
-    requests = []
-    for model_is, batch in batches(args, pairs):
         parts = []
-        for number, pair in enumerate(batch, 1):
+        for number, pair in enumerate(pairs[start : start + args.batch_pairs], 1):
             plans = show_plans(pair, model_is)
             parts.append(f"# Conversation {number}\n{show_conversation(pair)}\n\n{plans}")
-        requests.append(step_request(args, "extract", pairs="\n\n".join(parts), most=str(args.max_traits)))
+        requests.append(step_request(args, "extract", pairs="\n\n".join(parts)))
     return requests
 
 
@@ -248,7 +208,7 @@ def merge_request(args: Args, trait_lists: list[list[dict]]) -> dict:
     for number, traits in enumerate(trait_lists, 1):
         lines = [f"- {trait['name']}: {trait['description']}" for trait in traits]
         parts.append("\n".join([f"# Reader {number}", *lines]))
-    return step_request(args, "merge", lists="\n\n".join(parts), most=str(args.max_traits))
+    return step_request(args, "merge", lists="\n\n".join(parts))
 
 
 def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[dict]:
@@ -272,14 +232,6 @@ def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[
     return requests
 
 
-def print_estimate(args: Args, extracted: list[dict], compared: list[dict], traits: list[dict]) -> None:
-    """Prints calls, tokens and cost of the extraction (but for one call that merges) and of the
-    comparison."""
-    shared.print_estimate(args, extract_requests(args, extracted), "extract")
-    traits = traits or [A_TRAIT] * args.max_traits
-    shared.print_estimate(args, compare_requests(args, compared, traits), "compare")
-
-
 # --- 3. what it replies
 
 
@@ -288,20 +240,18 @@ def read_traits(text: str, most: int) -> list[dict]:
 
     Raises ValueError if there are more than `most`, if one is incomplete, or if two share a name.
     """
-    listed = read_object(text).get("traits")
-    if not isinstance(listed, list) or len(listed) > most:
-        raise ValueError(f"'traits' is not a list of at most {most}")
-    traits = {}
-    for item in listed:
-        try:
-            name = " ".join(item["name"].split())
-            description = " ".join(item["description"].split())
-        except (TypeError, KeyError, AttributeError):
-            raise ValueError("a trait needs a 'name' and a 'description', both strings") from None
-        if not name or not description or name.casefold() in traits:
-            raise ValueError(f"the trait {name!r} is empty or stands there twice")
-        traits[name.casefold()] = {"name": name, "description": description}
-    return list(traits.values())
+    descriptions = {}
+    try:
+        listed = read_object(text)["traits"]
+        for trait in listed:
+            descriptions[trait["name"].strip()] = trait["description"].strip()
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("no list of 'traits', each with a 'name' and a 'description'") from None
+    if len(listed) > most or len(descriptions) < len(listed):
+        raise ValueError(f"more than {most} traits, or two of one name")
+    if "" in descriptions or "" in descriptions.values():
+        raise ValueError("a trait is empty")
+    return [{"name": name, "description": words} for name, words in descriptions.items()]
 
 
 def load_traits(path: str) -> dict:
@@ -320,108 +270,85 @@ def read_verdicts(text: str, n_traits: int) -> list[str]:
     keys = [f"T{number}" for number in range(1, n_traits + 1)]
     if found.keys() != set(keys):
         raise ValueError(f"not one verdict for each of T1 to T{n_traits}")
-    choices = [found[key] for key in keys]
-    for place, choice in enumerate(choices):
-        if type(choice) is int:  # a bool is another type
-            choices[place] = str(choice)
-        if choices[place] not in ("1", "2", "same"):
-            raise ValueError(f"a verdict is {str(choice)[:40]!r}")
+    choices = [str(found[key]) for key in keys]  # 1 counts as "1"
+    if not {"1", "2", "same"}.issuperset(choices):
+        raise ValueError(f"the verdicts are {str(choices)[:80]}")
     return choices
 
 
-def extract(args: Args, pairs: list[dict], run: Path) -> dict:
-    """Asks the judge for traits; returns {traits, prompts (the ids it saw), batches} for traits.json."""
+def extract(args: Args, requests: list[dict], run: Path) -> list[dict]:
+    """Asks the judge for traits in batches, and for one list of all these."""
     parse = partial(read_traits, most=args.max_traits)
-    replies = shared.ask_judge(args, extract_requests(args, pairs), parse, run)
-    rows = []
-    for (model_is, batch), reply in zip(batches(args, pairs), replies, strict=True):
-        prompts = [pair["id"] for pair in batch]
-        rows.append({"prompts": prompts, "model_is": model_is, "traits": reply.value, "invalid": reply.error})
-
-    trait_lists = [row["traits"] for row in rows if row["traits"]]
-    print(f"{len(trait_lists)} of {len(rows)} batches have traits", flush=True)
+    replies = shared.ask_judge(args, requests, parse, run)
+    trait_lists = [reply.value for reply in replies if reply.value]
+    print(f"{len(trait_lists)} of {len(replies)} batches have traits", flush=True)
     if not trait_lists:
         fail(f"no traits to merge; see {run / 'judge.jsonl'}")
-    merged = shared.ask_judge(args, [merge_request(args, trait_lists)], parse, run)[0]
+    [merged] = shared.ask_judge(args, [merge_request(args, trait_lists)], parse, run)
     if not merged.value:
         fail(f"no merged traits: {merged.error}; see {run / 'judge.jsonl'}, or give a list by --traits")
-    return {"traits": merged.value, "prompts": [pair["id"] for pair in pairs], "batches": rows}
+    return merged.value
 
 
 def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> list[dict]:
     """Asks the judge to compare all pairs in both orders; returns the rows that `score_verdicts` reads."""
-    names = [trait["name"] for trait in traits]
-
-    def parse(text: str) -> dict[str, str]:
-        return dict(zip(names, read_verdicts(text, len(names))))
-
+    parse = partial(read_verdicts, n_traits=len(traits))
     replies = shared.ask_judge(args, compare_requests(args, pairs, traits), parse, run)
-    asked = [(pair["id"], model_is) for pair in pairs for model_is in (1, 2)]
     rows = []
-    for (prompt_id, model_is), reply in zip(asked, replies, strict=True):
-        rows.append({"id": prompt_id, "model_is": model_is, "choices": reply.value, "invalid": reply.error})
+    for place, reply in enumerate(replies):
+        order = {"id": pairs[place // 2]["id"], "model_is": 1 + place % 2}
+        rows.append(order | {"choices": reply.value, "invalid": reply.error})
     return rows
 
 
 # --- 4. from verdicts to win rates
 
 
-def choice_value(choice: str, model_is: int) -> float:
-    """Returns 1, 0.5 or 0: the plan of --generations shows the trait more, alike or less."""
-    if choice == "same":
-        return 0.5
-    return float(choice == str(model_is))
+# what a verdict is worth to the plan of --generations when that is plan 1; when it is plan 2, 1 - this
+WORTH = {"1": 1.0, "same": 0.5, "2": 0.0}
 
 
 def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, seed: int) -> dict:
     """Returns the win rate of each trait, and counts of prompts and replies.
 
     Args:
-        rows: one for each reply, {id, model_is, choices ({trait: "1", "2" or "same"}, or None), invalid}.
+        rows: two for each prompt, {choices (for each trait "1", "2" or "same"; or None), invalid}:
+            --generations' plan first, then second.
 
     Raises ValueError if no prompt has readable replies in both orders.
     """
-    choices_by_prompt = {}  # and by order
-    errors = []
-    for row in rows:
-        choices_by_order = choices_by_prompt.setdefault(row["id"], {})
-        if row["choices"] is None:
-            errors.append(row["invalid"])
-        else:
-            choices_by_order[row["model_is"]] = row["choices"]
-    complete = [orders for orders in choices_by_prompt.values() if len(orders) == 2]
-    if not complete:
+    errors = [row["invalid"] for row in rows if row["choices"] is None]
+    choices = []
+    for first, second in zip(rows[0::2], rows[1::2], strict=True):
+        if first["choices"] and second["choices"]:
+            choices.append([first["choices"], second["choices"]])
+    if not choices:
         raise ValueError(f"no prompt has a readable reply in both orders; the first error: {errors[0]}")
 
+    values = np.vectorize(WORTH.get)(choices)  # (prompts, 2 orders, traits)
+    values[:, 1] = 1 - values[:, 1]
     numbers_by_trait = {}
-    for trait in traits:
-        name = trait["name"]
-        values = []  # one row for each prompt: --generations' plan first, then second
-        for orders in complete:
-            values.append([choice_value(orders[1][name], 1), choice_value(orders[2][name], 2)])
-        numbers = score_trait(np.array(values), seed)
+    for place, trait in enumerate(traits):
+        of_trait = values[:, :, place]
+        numbers = {
+            "description": trait["description"],
+            "win_rate": float(of_trait.mean()),
+            "interval": bootstrap(of_trait.mean(axis=1), seed),
+            "wins": int((of_trait == 1).sum()),
+            "ties": int((of_trait == 0.5).sum()),
+            "losses": int((of_trait == 0).sum()),
+            "flip_rate": float((of_trait[:, 0] != of_trait[:, 1]).mean()),
+        }
         if len(errors) > max_invalid * len(rows):
             numbers["withheld"] = numbers["win_rate"]
             numbers["win_rate"] = None
-        numbers_by_trait[name] = {"description": trait["description"], **numbers}
+        numbers_by_trait[trait["name"]] = numbers
     return {
-        "n": len(complete),
-        "n_left_out": len(choices_by_prompt) - len(complete),
+        "n": len(choices),
+        "n_left_out": len(rows) // 2 - len(choices),
         "n_replies": len(rows),
         "n_invalid": len(errors),
         "traits": numbers_by_trait,
-    }
-
-
-def score_trait(values: np.ndarray, seed: int) -> dict:
-    """Returns the numbers of one trait from values (prompts, 2 orders) of 0, 0.5 or 1."""
-    return {
-        "win_rate": float(values.mean()),
-        "interval": bootstrap(values.mean(axis=1), seed),
-        "wins": int((values == 1).sum()),
-        "ties": int((values == 0.5).sum()),
-        "losses": int((values == 0).sum()),
-        "flip_rate": float((values[:, 0] != values[:, 1]).mean()),
     }
 
 
@@ -445,28 +372,31 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
 
 def main(args: Args) -> None:
     # --- data, checked before anything is asked
-    found = {"traits": [], "prompts": []}
+    pairs = match_plans(args)
+    shared.check_judge(args)
     if args.traits:
         found = load_traits(args.traits)
-    pairs, not_used = match_plans(args)
-    print(f"{len(pairs)} pairs of plans; rows not used: {json.dumps(not_used)}")
-    extracted, compared = split_pairs(args, pairs, found["prompts"])
-    shared.check_judge(args)
-    if args.template and not Path(args.template).is_dir():
-        fail(f"--template {args.template}: no folder with extract.txt, merge.txt or compare.txt")
-    for step in TEMPLATES:
-        step_template(args, step)
-    print_estimate(args, extracted, compared, found["traits"])
+        requests = []
+    else:
+        extracted = pairs[: args.extract_pairs]
+        not_known_yet = {"name": "x" * 80, "description": "x" * 400}  # for the estimate
+        found = {"traits": [not_known_yet] * args.max_traits, "prompts": [pair["id"] for pair in extracted]}
+        requests = extract_requests(args, extracted)
+    compared = [pair for pair in pairs if pair["id"] not in found["prompts"]][: args.compare_pairs or None]
+    if not compared:
+        fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
+    comparing = compare_requests(args, compared, found["traits"])
+    shared.print_estimate(args, requests, "extract")  # and one call more, which merges
+    shared.print_estimate(args, comparing, "compare")
     start = check_run(args, "traits", str(Path(args.generations).parent))
-    first_requests = extract_requests(args, extracted) or compare_requests(args, compared, found["traits"])
-    shared.try_judge(args, start.run, first_requests)
+    shared.try_judge(args, start.run, requests or comparing)
     if args.dry_run:
         return
     run = start_run(start)
 
     # --- traits, verdicts, win rates
     if not args.traits:
-        found = extract(args, extracted, run)
+        found["traits"] = extract(args, requests, run)
     traits = found["traits"]
     (run / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
     verdicts = compare(args, compared, traits, run)
@@ -475,14 +405,12 @@ def main(args: Args) -> None:
     judging = fingerprint(args, traits, compared)
     index = []
     for name, of_trait in numbers["traits"].items():
-        row = index_row(args, f"traits against {args.baseline}", numbers, name, judging)
-        low, high = of_trait["interval"]
-        row |= {"model": args.generations, "value": of_trait["win_rate"], "low": low, "high": high}
-        index.append(row)
+        of_trait = {**numbers, **of_trait, name: of_trait["win_rate"]}
+        row = index_row(args, f"traits against {args.baseline}", of_trait, name, judging, "interval")
+        index.append(row | {"model": args.generations})
     summary = {
         "model": args.generations,
         "baseline": args.baseline,
-        "not_used": not_used,
         **numbers,
         "wording": describe_wording(args.template),
         "fingerprint": judging,

@@ -74,15 +74,14 @@ KEPT_WORDS = {  # of the history and of each answer; 0: all
 }
 
 
-def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict]:
-    """Returns a row for each verdict that is needed, with the `texts` that the judge will compare.
+def list_verdicts(args, tasks: list[dict], answers: list[str]) -> list[dict]:
+    """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
 
     `choice` or `score` is None until the judge fills it in.
     """
     rng = random.Random(args.seed)
     verdicts = []
-    for task in tasks:
-        answer = answers[task["id"]]
+    for task, answer in zip(tasks, answers, strict=True):
         common = {
             "id": task["id"],
             "primary_tag": task.get("primary_tag"),
@@ -90,7 +89,8 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
             "output_len": len(answer),
         }
         if args.mode == "score":
-            verdicts.append(common | {"score": None, "texts": {"model_output": answer}})
+            shown, skipped = judge_fields(args, task, model_output=answer)
+            verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
             continue
         for name in args.references:
             reference = task["references"][name].strip()
@@ -99,54 +99,33 @@ def list_verdicts(args, tasks: list[dict], answers: dict[str, str]) -> list[dict
                 sides = rng.choice("AB")
             for side in sides:
                 first, second = (answer, reference) if side == "A" else (reference, answer)
+                shown, skipped = judge_fields(args, task, candidate_A=first, candidate_B=second)
                 pair = {
                     "reference": name,
                     "model_is": side,
                     "reference_len": len(reference),
                     "choice": None,
-                    "texts": {"candidate_A": first, "candidate_B": second},
+                    "shown": shown,
+                    "skipped": skipped,
                 }
                 verdicts.append(common | pair)
-    for verdict in verdicts:
-        verdict["skipped"] = ""
-        if args.protocol == "official":
-            verdict["skipped"] = why_skipped(verdict["texts"], args.mode)
     return verdicts
 
 
-def why_skipped(texts: dict[str, str], mode: str) -> str:
-    """Returns why the official board leaves a verdict about these answers out: "empty", "cut", or "".
+def judge_requests(args, verdicts: list[dict], template: str) -> list[dict]:
+    return [judge_request(args, fill_messages(template, verdict["shown"])) for verdict in verdicts]
 
-    It does so if an answer is empty, or was cut for the judge (leaderboard/data_dir/_create_tables.py).
+
+def judge_fields(args, task: dict, **candidates: str) -> tuple[dict[str, str], str]:
+    """Returns what the judge is shown of a task, by placeholder, and why the board leaves the verdict out.
+
+    The official board does so if an answer is empty, or was cut for the judge
+    (leaderboard/data_dir/_create_tables.py): "empty", "cut", or "".
+
+    Args:
+        candidates: candidate_A and candidate_B (reward), or model_output (score).
     """
-    if not all(texts.values()):
-        return "empty"
-    if any(shorten(text, KEPT_WORDS[mode, "official"]) != text for text in texts.values()):
-        return "cut"
-    return ""
-
-
-def needs_judge(verdict: dict, mode: str) -> bool:
-    """Tells whether the judge is asked: not about a pair of answers that the board skips."""
-    return mode == "score" or not verdict["skipped"]
-
-
-def judge_requests(args, verdicts: list[dict], tasks: list[dict], template: str) -> list[dict]:
-    tasks_by_id = {task["id"]: task for task in tasks}
-    requests = []
-    for verdict in verdicts:
-        task = tasks_by_id[verdict["id"]]
-        fields = judge_fields(task, args.protocol, args.mode, **verdict["texts"])
-        requests.append(judge_request(args, fill_messages(template, fields)))
-    return requests
-
-
-def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dict[str, str]:
-    """Returns what the judge is shown of a task, by placeholder.
-
-    `candidates` are candidate_A and candidate_B (reward), or model_output (score).
-    """
-    words = KEPT_WORDS[mode, protocol]
+    words = KEPT_WORDS[args.mode, args.protocol]
     *history, query = task["messages"]
     turns = [f"{message['role'].upper()}: {message['content']}" for message in history]
     fields = {
@@ -154,11 +133,17 @@ def judge_fields(task: dict, protocol: str, mode: str, **candidates: str) -> dic
         "user_query": shorten(query["content"], words),
         "checklist": "\n".join(f"- {item}" for item in task.get("checklist") or []),
     }
-    if protocol == "paper":  # its code never cuts the query
-        fields["user_query"] = query["content"]
+    skipped = ""
     for name, text in candidates.items():
         fields[name] = shorten(text, words)
-    return fields
+        if fields[name] != text and not skipped:
+            skipped = "cut"
+        if not text:
+            skipped = "empty"
+    if args.protocol == "paper":  # its code never cuts the query, and skips nothing
+        fields["user_query"] = query["content"]
+        skipped = ""
+    return fields, skipped
 
 
 # --- 2. what it replies
@@ -199,11 +184,9 @@ def pair_value(choice, model_is: str) -> float | None:
 
 def mark_value(mark) -> float | None:
     """Returns a mark as a number; None unless it is a number from 1 to 10, or the text of one."""
-    if isinstance(mark, bool):
-        return None
     try:
-        value = float(mark)
-    except (TypeError, ValueError, OverflowError):  # the last from an integer of 400 digits
+        value = float(str(mark))  # float(True) would be 1
+    except ValueError:
         return None
     if not 1 <= value <= 10:
         return None
@@ -249,7 +232,10 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
     for row in rows:
         is_skipped = protocol == "official" and lacks_text(row, mode)
         n_skipped += is_skipped
-        value = mark_value(row["score"]) if mode == "score" else pair_value(row["choice"], row["model_is"])
+        if mode == "score":
+            value = mark_value(row.get("score"))
+        else:
+            value = pair_value(row.get("choice"), row["model_is"])
         if is_skipped and mode == "reward":
             value = 0.0
         elif value is None:

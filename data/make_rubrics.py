@@ -9,6 +9,7 @@ whose rubric cannot be read is left out; how many is printed. The judge is asked
 first.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +61,13 @@ def main(args: Args) -> None:
         price=args.price,
         key_env=args.key_env,
     )
-    try_judge(judge, write_rubrics, rows[0], "--judge", max_tokens=args.judge_max_tokens)
+    ask = functools.partial(write_rubrics, max_tokens=args.judge_max_tokens)
+    try_judge(judge, ask, rows[0], "--judge")
     if args.dry_run:
         print(f"{len(rows)} prompts, one call each")
         return
 
-    rubrics = or_fail(write_rubrics, rows, judge, args.judge_max_tokens)
+    rubrics = or_fail(ask, rows, judge)
     rows_with_rubric = []
     for row, rubric in zip(rows, rubrics, strict=True):
         if rubric:

@@ -11,9 +11,9 @@ gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
-times. One that was cut off, or that a filter drops (refusal, short thinking, ...), is not. The rows go to
---out and all counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that, every
-raw reply goes to <out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes
+times, and so is one that was cut off. One that a filter drops (refusal, short thinking, ...) is not. The rows
+go to --out and all counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that,
+every raw reply goes to <out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes
 from OPENAI_API_KEY for the OpenAI API, and for another host from the variable that --key-env names; `vllm
 serve` needs none.
 """
@@ -108,8 +108,8 @@ class Args:
     temperature: float = 1.0
     """Not in the paper; 1.0 is what the APIs of OpenAI and Gemini use if none is given."""
     max_tokens: int = 8192
-    """Tokens of a reply; not in the paper. A reply that reaches it is dropped as truncated, and not
-    repeated."""
+    """Tokens of a reply; not in the paper. A prompt whose four replies reach it is dropped as
+    truncated."""
     concurrency: int = 32
     """Calls at a time."""
     budget: float = 0.0
@@ -261,7 +261,7 @@ def make_traces(
         batch = rows[n_asked : n_asked + min(at_most, args.n - len(traces))]
         n_asked += len(batch)
         requests = [request_for(row, args) for row in batch]
-        replies = teacher.ask(requests, is_readable, MAX_REPEATS, name="teacher", repeat_cut_off=False)
+        replies = teacher.ask(requests, is_readable, MAX_REPEATS, name="teacher")
         for row, reply in zip(batch, replies, strict=True):
             try:
                 traces.append(read_trace(row, reply, args))

@@ -30,7 +30,7 @@ from accelerate import PartialState
 from safetensors import safe_open
 from transformers import AutoModel
 
-from utils import DTYPE, fail
+from utils import DTYPE
 from rewards.preference import TOKENS_PER_BATCH, RewardModel, pad_right
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
@@ -49,11 +49,6 @@ def armorm(rows, model=ARMORM, think_format="think", max_length=4096):
     """
     loaded = load(model, think_format, max_length)
     return loaded.score([row["messages"] for row in rows], [row["text"] for row in rows])
-
-
-@functools.cache  # once a run
-def load(path: str, think_format: str, max_length: int) -> "ArmoRM":
-    return ArmoRM(path, think_format, max_length)
 
 
 class ArmoRM(RewardModel):
@@ -111,8 +106,11 @@ class ArmoRM(RewardModel):
         return self.heads["gating.logit_scale"] * torch.softmax(hidden / self.temperature, dim=1)
 
 
+load = functools.cache(ArmoRM)  # once a run
+
+
 def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
-    """Reads all tensors outside of the trunk, in float32; exits with 2 if the folder is no ArmoRM's."""
+    """Reads all tensors outside of the trunk, in float32."""
     folder = Path(path)
     if not folder.is_dir():
         folder = Path(huggingface_hub.snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
@@ -122,8 +120,6 @@ def read_heads(path: str, device: torch.device) -> dict[str, torch.Tensor]:
             for name in file.keys():
                 if not name.startswith("model."):
                     heads[name] = file.get_tensor(name).float().to(device)
-    if "regression_layer.weight" not in heads:
-        fail(f"{path} is not an ArmoRM: its weights have no regression_layer.weight")
     return heads
 
 
@@ -135,7 +131,6 @@ def main() -> None:
     rewards, _ = loaded.objectives([loaded.encode(messages, answer)])
     print("helpfulness, correctness, coherence, complexity, verbosity:", (rewards[0, :5] * 5 - 0.5).tolist())
     print("model card:", [2.78125, 2.859375, 3.484375, 1.3847656, 1.296875])
-    print("score:", loaded.score([messages], [answer])[0])
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ The way of a reward: `read_parts` reads the flags, scorer.py computes the value 
 one total of them, and `set_floors` puts some totals below the others of their group.
 """
 
+import functools
 import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
-from numbers import Real
 from pathlib import Path
 
 from rewards.shared import VERIFIERS, Values, has_field, in_groups
@@ -82,6 +82,10 @@ class Part:
     field: str
     """The field of the prompt's row without which it does not apply; "": it always applies."""
 
+    def applies(self, row: dict) -> bool:
+        """Tells whether a row has what the reward reads."""
+        return not self.field or has_field(row, self.field)
+
 
 def reward_names(args) -> list[str]:
     """Returns the names in `args.rewards`."""
@@ -129,7 +133,8 @@ def _read_part(word: str) -> Part:
     asks = []
     options = dict(MODEL_OPTIONS.get(name, {}))
     if function:
-        for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        _, *parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
             if parameter.name in CONTEXT:
                 asks.append(parameter.name)
             elif parameter.default is parameter.empty:
@@ -169,14 +174,11 @@ def check(args, prompts: list[dict], accelerator) -> None:
     parts = {part.name: part for part in read_parts(args)}
     for part in parts.values():
         _check_part(part, args, prompts, accelerator)
-    need_verdicts = []
-    if getattr(args, "scale_rewards", "") == "pass_at_k":
-        need_verdicts.append("--scale-rewards pass_at_k")
-    if "prime" in parts:
-        need_verdicts.append("--rewards prime")
-    if need_verdicts and not VERIFIERS.keys() & parts.keys():
+    needs_verdicts = "prime" in parts or getattr(args, "scale_rewards", "") == "pass_at_k"
+    if needs_verdicts and not VERIFIERS.keys() & parts.keys():
         fail(
-            f"{need_verdicts[0]} needs to know what is right; add one of {', '.join(VERIFIERS)} to --rewards"
+            "--rewards prime and --scale-rewards pass_at_k need to know what is right; add one of "
+            f"{', '.join(VERIFIERS)} to --rewards"
         )
     if "prime" in parts and (getattr(args, "beta", 1.0) == 0 or getattr(args, "kl", "") == "none"):
         fail("--rewards prime compares with the reference model; use --beta above 0, or another --kl")
@@ -199,9 +201,7 @@ def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
         fail(f"--rewards {part.name} compares the completions of one prompt; PPO has one of each")
     if "judge" in part.asks and not args.judge:
         fail(f"--rewards {part.name} asks a judge; give --judge, and --judge-url")
-    with_field = prompts
-    if part.field:
-        with_field = [prompt for prompt in prompts if has_field(prompt, part.field)]
+    with_field = [prompt for prompt in prompts if part.applies(prompt)]
     if not with_field:
         fail(f"--rewards {part.name}: no row of {args.prompts} has the field {part.field!r}")
     read_field = getattr(part.function, "read_field", None)
@@ -209,9 +209,8 @@ def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
         for prompt in with_field:
             or_fail(read_field, prompt)
     rule = "gate" if part.weight is None else f"weight {part.weight:g}"
-    options = "".join(f", {option}={value!r}" for option, value in part.options.items())
     accelerator.print(
-        f"reward {part.name}: {rule}{options}; applies to {len(with_field)} of {len(prompts)} prompts"
+        f"reward {part.name}: {rule}, options {part.options}; applies to {len(with_field)} of {len(prompts)} prompts"
     )
 
 
@@ -220,58 +219,54 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
 
     Call it before a model is loaded. `run`: the folder of their replies, whose cost counts in the budget.
     """
-    parts = read_parts(args)
-    judged_parts = [part for part in parts if "judge" in part.asks]
-    if judged_parts and accelerator.is_main_process:
-        from rewards.judged import judge_endpoint, try_judge as try_reward
+    from rewards.gold import try_judge
 
-        given = {"group_size": 1, "max_tokens": args.max_completion_tokens}
-        for part in judged_parts:
-            prompt = next(prompt for prompt in prompts if not part.field or has_field(prompt, part.field))
-            options = part.options | {name: given[name] for name in part.asks if name in given}
-            judge = judge_endpoint(args, run)
-            try_reward(judge, part.function, prompt, "--judge", args.overwrite, **options)
-    if args.gold.startswith("judge:"):
-        from rewards.gold import try_judge
+    for part in read_parts(args):
+        if "judge" in part.asks and accelerator.is_main_process:
+            from rewards import judged
 
-        try_judge(args, prompts[0], run)
+            prompt = next(filter(part.applies, prompts))
+            ask = functools.partial(call, part, group_size=1, max_tokens=args.max_completion_tokens)
+            judged.try_judge(judged.judge_endpoint(args, run), ask, prompt, "--judge", args.overwrite)
+    try_judge(args, prompts[0], run)
 
 
 # --- 3. from values to one total
 
 
-def call(part: Part, rows: list[dict], given: dict) -> Values:
-    """Calls a reward function with its options and what it asks for of CONTEXT; checks what it returns."""
+def call(part: Part, rows: list[dict], judge, group_size: int, max_tokens: int) -> Values:
+    """Calls a reward function on the rows to which it applies, with its options and what it asks for of
+    CONTEXT; checks what it returns."""
+    given = {"judge": judge, "group_size": group_size, "max_tokens": max_tokens}
     asked = {key: given[key] for key in part.asks}
-    found = part.function(rows, **asked, **part.options)
-    values = []
-    for value in found:
-        if isinstance(value, Real) and isfinite(value):
-            values.append(float(value))
-        elif value is None:
-            values.append(None)
-    if len(values) != len(rows) or len(values) != len(found):
+    places = [place for place, row in enumerate(rows) if part.applies(row)]
+    found = part.function([rows[place] for place in places], **asked, **part.options)
+    is_number = [value is None or isfinite(value) for value in found]
+    if len(found) != len(places) or not all(is_number):
         raise ValueError(
-            f"reward {part.name} must return a list with a finite number or None for each of {len(rows)} rows, not "
-            f"{str(found)[:200]}"
+            f"reward {part.name} must return a list with a finite number or None for each of {len(places)} rows, "
+            f"not {str(found)[:200]}"
         )
+    values = [None] * len(rows)
+    for place, value in zip(places, found, strict=True):
+        if value is not None:
+            values[place] = float(value)
     return values
 
 
-def verdict(row: dict, values: dict[str, float | None], parts: list[Part]) -> float | None:
+def verdict(row: dict, values: dict[str, float | None]) -> float | None:
     """Returns what the verifiers say of a row: 1 right, 0 wrong, None where none of them has a value.
 
     A row is right if it has the whole value of the first verifier that has one. A penalty, or a part of the
     tests, is wrong. So is a row that gets a floor, which a judge has not seen.
     """
-    by_name = {part.name: part for part in parts}
     for name, field in VERIFIERS.items():
-        if name not in by_name or not has_field(row, field):
+        if name not in values or not has_field(row, field):
             continue
         if row["gets_floor"]:
             return 0.0
         if values[name] is not None:
-            return float(values[name] >= by_name[name].options.get("value", 1.0))
+            return float(values[name] >= 1)
     return None
 
 
@@ -286,7 +281,7 @@ def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> tup
     weighted = []
     for part in parts:
         value = values[part.name]
-        if part.field and not has_field(row, part.field):
+        if not part.applies(row):
             continue
         if value is None:
             weighted.append(nan)

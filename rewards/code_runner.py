@@ -1,11 +1,14 @@
-"""Finds the program in a response, reads the tests of a row, and says which have passed: for `code` and for
-HumanEval.
+"""Finds the program in a response, reads the tests of a row, and runs them: for `code` and for HumanEval.
 
-    result = run("def f(x): return 2 * x", ["assert f(3) == 6"])  # .passed .status .stderr
+A row's field `tests` has one of three forms:
 
-What an assert expects does not enter the program's process. `assert f(3) == 6` becomes `__report__(0, f(3))`
-there, and its value is compared with the 6 here: no program can read the 6, and none of its objects takes
-part in the comparison. Reports count only if a random word is printed after the last one.
+    {"inputs": ["1 2\\n"], "outputs": ["3\\n"]}                       the program reads stdin
+    {"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}    a function, or a method of the class Solution
+    ["assert f(1, 2) == 3"], or one text, with `entry_point` if it defines check(candidate)
+
+What is expected does not enter the program's process. `assert f(3) == 6` becomes `__report__(0, f(3))` there,
+and its value is compared with the 6 here: no program can read the 6, and none of its objects takes part in
+the comparison. Reports count only if a random word is printed after the last one.
 
 This hides literals after ==, and which of `assert f(x)` and `assert not f(x)` is meant; of HumanEval's 164
 tasks 152 state nothing else. Any other condition is worked out in the program's process, as in the official
@@ -64,76 +67,69 @@ def find_program(response: str, names: set[str]) -> str:
     return blocks[-1]
 
 
-def read_tests(row: dict) -> list[str]:
-    """Returns the tests of a row as Python source: its list, or its text and a call of the `check` in it.
+class Example(NamedTuple):
+    """A test of a program that reads stdin."""
+
+    stdin: str
+    stdout: str
+
+
+def read_tests(row: dict) -> list[str] | list[Example]:
+    """Returns the tests of a row: Python source with asserts, or examples of what is read and printed.
 
     Raises ValueError for tests that cannot be run, and for those that whatever runs would pass.
     """
     tests = row["tests"]
-    where = f"row {row['id']}: field tests"
-    if isinstance(tests, str):
-        call = ""
-        if row.get("entry_point"):
-            call = f"\ncheck({row['entry_point']})"
-        tests = [tests + call]
-    if not isinstance(tests, list) or not all(isinstance(test, str) for test in tests):
-        raise ValueError(
-            f"{where} must be Python text or a list of such texts, not {str(tests)[:60]!r}; input and output as in "
-            '{"input": ..., "output": ...} are not run, write asserts about a function'
-        )
     try:
-        trees = [ast.parse(test) for test in tests]
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"{where} is not Python: {error}") from error
-    if not _can_fail(trees):
+        if isinstance(tests, dict):
+            return _read_pairs(**tests)
+        if isinstance(tests, str):
+            if row.get("entry_point"):
+                tests += f"\ncheck({row['entry_point']})"
+            tests = [tests]
+        for test in tests:
+            ast.parse(test)
+            _check_calls(test)
+    except (SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{where} has no assert that would run; a text that defines check needs the field entry_point"
-        )
+            f"row {row['id']}: field tests: {error} (docs/rewards.md has its three forms)"
+        ) from error
     return tests
 
 
-def _can_fail(trees: list[ast.Module]) -> bool:
-    """Tells whether there is an assertion outside of functions that nobody calls."""
-    called = set()
-    statements = []
-    for tree in trees:
-        statements += tree.body
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called.add(node.func.id)
-    for statement in statements:
-        if isinstance(statement, ast.FunctionDef) and statement.name not in called:
-            continue
-        for node in ast.walk(statement):
-            name = getattr(node, "attr", getattr(node, "id", ""))  # as in numpy.testing.assert_allclose
-            if isinstance(node, ast.Assert | ast.Raise) or name.startswith("assert"):
-                return True
-    return False
+def _read_pairs(inputs: list, outputs: list, fn_name: str | None = None) -> list[str] | list[Example]:
+    """Reads inputs and outputs as APPS and its successors have them; each call becomes an assert."""
+    tests = []
+    for given, expected in zip(inputs, outputs, strict=True):
+        if not fn_name:
+            tests.append(Example(given, expected))
+            "".join(tests[-1])  # raises TypeError unless both are text
+        elif isinstance(given, list):
+            tests.append(f"assert __call__({fn_name!r}, {given!r}) == {expected!r}")
+        else:
+            raise TypeError(f"with fn_name an input is a list of arguments, not {given!r:.60}")
+    if not tests:
+        raise ValueError("there are none")
+    return tests
 
 
-def tested_names(tests: list[str], entry_point: str) -> set[str]:
-    """Finds what a program must define: its entry point, else what the tests use and do not define."""
-    if re.match(r"\w", entry_point):
-        return set(re.findall(r"^\w+", entry_point))
-    used = set()
-    defined = set()
-    for test in tests:
-        for node in ast.walk(ast.parse(test)):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                defined.add(node.id)
-            elif isinstance(node, ast.Name):
-                used.add(node.id)
-            elif isinstance(node, ast.arg):
-                defined.add(node.arg)
-    return used - defined
+def _check_calls(test: str) -> None:
+    """Raises ValueError for a test without an assert, or with a function that it does not call."""
+    if "assert" not in test and "raise" not in test:
+        raise ValueError(f"{test[:60]!r} has no assert")
+    for name in re.findall(r"^def (\w+)", test, re.MULTILINE):
+        if test.count(name) == 1:
+            raise ValueError(
+                f"nothing calls {name}; for a text that defines check give the field entry_point"
+            )
 
 
-class Result(NamedTuple):
-    passed: list[bool]
-    """One for each test; all False unless the last one came to its end."""
-    status: str
-    """As in sandbox.Output."""
-    stderr: str
+def tested_names(row: dict, tests: list[str] | list[Example]) -> set[str]:
+    """Finds what a program must define: its entry point, else what the tests call."""
+    if isinstance(row["tests"], dict):
+        return {"Solution", str(row["tests"].get("fn_name"))}
+    entry_point = re.findall(r"^\w+", row.get("entry_point") or "")
+    return set(entry_point or re.findall(r"\w+(?=\()", "\n".join(tests)))
 
 
 class Reports(ast.NodeTransformer):
@@ -160,36 +156,36 @@ class Reports(ast.NodeTransformer):
         self.expected.append(expected)
         return ast.parse(f"__report__({number}, {expression})").body[0]
 
+    def are_true(self, lines: str) -> bool:
+        """Tells whether each report was made, and says what is expected each time."""
+        values = defaultdict(list)
+        for line in lines.splitlines():
+            number, _, value = line.partition(" ")
+            values[number].append(value)
+        for number, expected in enumerate(self.expected):
+            reported = values[str(number)]
+            if not reported or not all(_is_literal(value, expected) for value in reported):
+                return False
+        return True
 
-def run(program: str, tests: list[str], timeout: float = 10.0) -> Result:
-    """Runs a program and its tests, as sandbox.run does.
 
-    A test has passed if it comes to its end, and each of its asserts was reached and was true each time. What
-    is compared with a literal must be plain data or like it, as a Counter is like a dict.
+def run(program: str, test: str | Example, timeout: float = 10.0) -> sandbox.Output:
+    """Runs a program and a test, as sandbox.run does. The status is ok only if it has passed.
+
+    Each assert must be reached, and be true each time. What is compared with a literal must be plain data or
+    like it, as a Counter is like a dict. Of what is printed the words are compared.
     """
-    reports = Reports()
-    sources = []
-    numbers = []  # of each test's reports
-    for test in tests:
-        first = len(reports.expected)
+    if isinstance(test, Example):
+        output = sandbox.run(program, "", timeout, test.stdin)
+        has_passed = output.reports.split() == test.stdout.split()
+    else:
+        reports = Reports()
         tree = reports.visit(ast.parse(test))
-        tree.body.append(reports.report("True", True))  # it comes to its end
-        sources.append(ast.unparse(tree))
-        numbers.append(range(first, len(reports.expected)))
-
-    output = sandbox.run(program, sources, timeout)
-    reported = defaultdict(list)
-    for line in output.reports.splitlines():
-        number, _, value = line.partition(" ")
-        reported[number].append(value)
-    holds = []
-    for number, expected in enumerate(reports.expected):
-        values = reported[str(number)]
-        holds.append(values != [] and all(_is_literal(value, expected) for value in values))
-    passed = []
-    for test_numbers in numbers:
-        passed.append(all(holds[number] for number in test_numbers))
-    return Result(passed, output.status, output.stderr)
+        output = sandbox.run(program, ast.unparse(tree), timeout)
+        has_passed = reports.are_true(output.reports)
+    if output.status == "ok" and not has_passed:
+        output = output._replace(status="error")
+    return output
 
 
 def _is_literal(text: str, expected: object) -> bool:

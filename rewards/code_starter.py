@@ -1,5 +1,4 @@
-"""Runs a program and its tests inside the sandbox, then prints a secret word and what the tests have
-reported.
+"""Runs a program and its test inside the sandbox, then prints a secret word and what the test has reported.
 
 sandbox.py starts a fresh interpreter with the text of this file. Nothing of this repository can be imported
 here.
@@ -8,11 +7,10 @@ here.
 import json
 import os
 import resource
-import sys
-import traceback
 from collections.abc import Set
 from decimal import Decimal
 from fractions import Fraction
+from types import CodeType
 
 
 def plain(value):
@@ -29,28 +27,32 @@ def plain(value):
     return value
 
 
-def run(program: str, tests: list[str]) -> bytes:
-    """Returns a line of number and value for each report. Raises what the program raises."""
+def run(program: CodeType, test: str) -> bytes:
+    """Returns a line of number and value for each report. Raises what the program or the test raises."""
     lines = []
 
     def report(number: int, value: object) -> None:
         lines.append(f"{number} {plain(value)!a}\n")
 
+    def call(name: str, arguments: list) -> object:
+        """Returns the result of a function, or of a method of the class Solution, as JSON has it."""
+        function = namespace.get(name)
+        if "Solution" in namespace:
+            function = getattr(namespace["Solution"](), name)
+        return json.loads(json.dumps(function(*arguments), default=plain))
+
     # Without a __name__ it sees that of builtins, as in HumanEval's exec: a block under `== "__main__"` does
     # not run.
     namespace = {}
-    exec(compile(program, "program.py", "exec"), namespace)
-    namespace["__report__"] = report
-    for test in tests:
-        try:
-            exec(test, namespace)
-        except BaseException:
-            traceback.print_exc(limit=-1)
-    sys.stderr.flush()
+    exec(program, namespace)
+    namespace |= {"__report__": report, "__call__": call}
+    exec(test, namespace)
     return "".join(lines).encode()
 
 
-request = json.loads(sys.stdin.buffer.readline())
+# Unbuffered, so that what follows the two lines stays in the pipe for the program.
+read_line = open(0, "rb", buffering=0, closefd=False).readline
+request = json.loads(read_line())
 user = request["user"]
 if user:
     os.chmod(".", 0o777)
@@ -59,8 +61,15 @@ if user:
     os.setresuid(user, user, user)
 for name, value in request["limits"].items():
     resource.setrlimit(getattr(resource, name), (value, value))
-os.write(request["report"], b"started ")
-# The word is read before the program runs and then lies on the interpreter's stack alone: no variable, frame
-# or open file of this process holds it.
-os.write(request["report"], sys.stdin.buffer.read() + run(request["program"], request["tests"]))
-os._exit(0)
+report = request["report"]
+os.write(report, b"started ")
+program = compile(request["program"], "program.py", "exec")
+if request["reads_stdin"]:
+    os.write(report, read_line())
+    os.dup2(report, 1)  # what it prints is its report
+    exec(program, {"__name__": "__main__"})
+else:
+    # The word is read before the program runs and then lies on the interpreter's stack alone: no variable,
+    # frame or open file of this process holds it.
+    os.write(report, read_line() + run(program, request["test"]))
+    os._exit(0)

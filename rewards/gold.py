@@ -55,7 +55,7 @@ def load_gold(args, device: str, run: Path) -> Callable | None:
     empty.
 
     `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
-    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives NaN; an
+    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives None; an
     empty response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it
     cuts.
     """
@@ -71,13 +71,13 @@ def load_gold(args, device: str, run: Path) -> Callable | None:
     return RewardModel(args.gold, "response", "plain", device=device, dtype=args.dtype)
 
 
-def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float]:
+def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float | None]:
     from rewards.judged import judge_mark
 
     rows = []
     for messages, response in zip(prompts, responses, strict=True):
         rows.append({"messages": messages, "response": response})
-    return [math.nan if mark is None else mark for mark in judge_mark(rows, judge)]
+    return judge_mark(rows, judge)
 
 
 def _judge_endpoint(args, run: Path):

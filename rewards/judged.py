@@ -12,7 +12,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from string import Template
 
@@ -56,35 +55,33 @@ def case(row: dict, *fields: str) -> str:
     return "\n\n".join(blocks)
 
 
-def request(prompt: str, max_tokens: int, **texts: str) -> dict:
-    """Fills texts into a prompt of PROMPTS."""
+def request(prompt: str, max_tokens: int, row: dict, *fields: str, rubric: str = "") -> dict:
+    """Fills the case of a row, and a rubric, into a prompt of PROMPTS."""
     # what a text itself says about $names stays as it is
-    message = {"role": "user", "content": Template(PROMPTS[prompt]).substitute(texts)}
+    text = Template(PROMPTS[prompt]).substitute(case=case(row, *fields), rubric=rubric)
+    message = {"role": "user", "content": text}
     return {"messages": [message], "temperature": 0.0, "max_tokens": max_tokens}
 
 
 def _ask(
     judge: Endpoint,
     rows: list[dict],
-    make_request: Callable[[dict], dict],
+    requests: list[dict],
     parse: Callable[[str], object],
-    needs: str = "",
 ) -> list:
-    """Returns what `parse` makes of the reply about each row; 0 for an empty response.
+    """Returns what `parse` makes of the reply to each row's request; 0 for an empty response.
 
-    None where the judge failed, another row gets a floor, or the prompt lacks the field `needs`.
+    None where the judge failed, or another row gets a floor.
     """
     values = [None] * len(rows)
-    requests = {}  # by the place of the row
+    asked = []
     for place, row in enumerate(rows):
-        if needs and not has_field(row, needs):
-            continue
         if not row["response"].strip():
             values[place] = 0.0
         elif not row.get("gets_floor"):
-            requests[place] = make_request(row)
-    replies = judge.ask(list(requests.values()), parse, name="judge")
-    for place, reply in zip(requests, replies, strict=True):
+            asked.append(place)
+    replies = judge.ask([requests[place] for place in asked], parse)
+    for place, reply in zip(asked, replies, strict=True):
         values[place] = reply.value
     return values
 
@@ -96,15 +93,17 @@ class FirstRequest(Exception):
         raise FirstRequest(requests[0])
 
 
-def try_judge(judge: Endpoint, function, prompt: dict, flag: str, fresh: bool = False, **options) -> None:
+def try_judge(judge: Endpoint, ask: Callable, prompt: dict, flag: str, fresh: bool = False) -> None:
     """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes.
 
-    `fresh`: see `try_endpoint`.
+    Args:
+        ask: takes rows and the judge, as `judge_mark` does.
+        fresh: see `try_endpoint`.
     """
     row = {**prompt, "text": TWO_LINES, "response": TWO_LINES, "thinking": "", "status": "ok"}
     row |= {"n_tokens": 16, "n_thinking_tokens": 0}
     try:
-        function([row], judge=FirstRequest(), **options)
+        ask([row], FirstRequest())
     except FirstRequest as found:
         try_endpoint(judge, found.args[0], flag, fresh)
 
@@ -115,11 +114,7 @@ def try_judge(judge: Endpoint, function, prompt: dict, flag: str, fresh: bool = 
 def read_json(text: str) -> dict:
     """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without
     one."""
-    _, tag, answer = text.rpartition("</think>")
-    if tag in text[text.find("{") : text.rfind("}")]:  # there is no thinking, or the object quotes the tag
-        with suppress(ValueError):
-            return read_object(text)
-    return read_object(answer)
+    return read_object(text.rpartition("</think>")[2])
 
 
 def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:
@@ -147,13 +142,11 @@ def judge_mark(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_
     The judge sees `reference` where the row has one.
     """
 
-    def make_request(row: dict) -> dict:
-        return request("mark", judge_max_tokens, case=case(row, "reference", "response"))
-
     def read_share(text: str) -> float:
         return read_mark(read_json(text)) / 10
 
-    return _ask(judge, rows, make_request, read_share)
+    requests = [request("mark", judge_max_tokens, row, "reference", "response") for row in rows]
+    return _ask(judge, rows, requests, read_share)
 
 
 def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
@@ -162,14 +155,12 @@ def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOK
     Returns 1 for correct, 0 for incorrect, not attempted or an empty response. Rows need `reference`.
     """
 
-    def make_request(row: dict) -> dict:
-        return request("factual", judge_max_tokens, case=case(row, "reference", "response"))
-
     def read_verdict(text: str) -> float:
         verdict = read_choice(read_json(text), "verdict", ("correct", "incorrect", "not_attempted"))
         return float(verdict == "correct")
 
-    return _ask(judge, rows, make_request, read_verdict, "reference")
+    requests = [request("factual", judge_max_tokens, row, "reference", "response") for row in rows]
+    return _ask(judge, rows, requests, read_verdict)
 
 
 def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
@@ -179,11 +170,12 @@ def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKE
     None for a reply that leaves a criterion out; 0 for an empty response.
     """
 
-    def make_request(row: dict) -> dict:
+    requests = []
+    for row in rows:
         lines = []
         for number, (criterion, weight) in enumerate(read_rubric(row), 1):
             lines.append(f"{number}. {criterion} (weight {weight:g})")
-        return request("rubric", judge_max_tokens, case=case(row, "response"), rubric="\n".join(lines))
+        requests.append(request("rubric", judge_max_tokens, row, "response", rubric="\n".join(lines)))
 
     def read_met(text: str) -> list[bool]:
         found = read_json(text)
@@ -194,7 +186,7 @@ def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKE
             raise ValueError("no criterion is answered")
         return met
 
-    values = _ask(judge, rows, make_request, read_met, "rubric")
+    values = _ask(judge, rows, requests, read_met)
     for place, met in enumerate(values):
         if not met:  # no reply, or an empty response
             continue
@@ -245,7 +237,7 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
             criteria.append({"criterion": str(item["criterion"]), "weight": IMPORTANCE[importance]})
         return criteria
 
-    requests = [request("write", max_tokens, case=case(row, "reference")) for row in rows]
+    requests = [request("write", max_tokens, row, "reference") for row in rows]
     replies = judge.ask(requests, read_criteria, name="write")
     unanswered = [reply.error for reply in replies if has_no_reply(reply.error)]
     if unanswered:

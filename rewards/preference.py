@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rewards import read_parts
 from rlmt.chat import (
-    check_writable,
     closing_ids,
     context_length,
     load_config,
@@ -19,7 +18,7 @@ from rlmt.chat import (
     without_control,
 )
 from rlmt.model import load_weights
-from utils import DEVICE, compute_dtype, join_thinking, or_fail, or_warn, response_to_score
+from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
 
 # tokens in one forward, padding included; larger batches were no faster on a CPU
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
@@ -151,9 +150,7 @@ def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, to
 def check_preference(args) -> None:
     """Exits with 2 if `args.reward_model` cannot score the format of the run."""
     template = _options(args)["chat_template"]
-    tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
-    if args.reward_on == "think+response":  # with --reward-on response it reads no tags
-        or_warn("--reward-model", check_writable, tokenizer, args.think_format)
+    or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
     config = load_config(args.reward_model)
     learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:

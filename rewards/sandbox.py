@@ -7,7 +7,6 @@ have limits, the environment is empty, and its whole process group is killed in 
 """
 
 import contextlib
-import fcntl
 import functools
 import json
 import math
@@ -28,18 +27,18 @@ KILL_FIRST = 'echo 1000 > /proc/self/oom_score_adj; exec "$@"'  # this process, 
 FREE_USERS = range(61184, 65520)  # ids that systemd gives to passing services: nobody's
 MEMORY_MB = 1024  # address space of each process
 FILE_MB = 16  # each file, stdout and stderr among them; all files together have 16 times as much
-PIPE_BYTES = 1 << 20  # what a program reports; one that has more to say waits until its time is over
+REPORT_BYTES = 1 << 20  # what a test reports or a program prints, and no more, is read
 PROCESSES = 32
 unsafe = False  # set by `check`
 
 
 class Output(NamedTuple):
     status: str
-    """ok: the program came to its end, and its tests; error: exception or early exit; timeout; killed: by a
-    signal, as from a limit; not started: the sandbox was killed or had no time before the program began, as
-    without free memory."""
+    """ok: the program and its test came to their end, or a program that reads stdin exited with 0; error:
+    exception, early exit or a signal, as from a limit; timeout; not started: the sandbox was killed or had no
+    time before the program began, as without free memory."""
     reports: str
-    """A line for each __report__ of the tests; empty unless the status is ok."""
+    """A line for each __report__ of the test, once that has ended; or what a program with stdin prints."""
     stderr: str
 
 
@@ -64,7 +63,7 @@ def _needs_own_user() -> bool:
             if own_user and os.geteuid() != 0:
                 continue
             try:
-                _start("", [], 10.0, own_user)
+                _start("", "", 10.0, own_user)
                 return own_user
             except OSError as error:
                 problem = str(error)
@@ -78,7 +77,7 @@ def _needs_own_user() -> bool:
 @functools.cache
 def _bwrap(own_user: bool) -> list[str]:
     """Returns the words before the interpreter."""
-    command = ["bwrap", "--die-with-parent"]
+    command = [shutil.which("bwrap"), "--die-with-parent"]
     if own_user:
         command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -110,43 +109,37 @@ def _limits(timeout: float, own_user: bool) -> dict[str, int]:
     }
 
 
-def _start(program: str, tests: list[str], timeout: float, own_user: bool) -> Output:
+def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str | None = None) -> Output:
     """Runs code_starter.py; raises OSError if the sandbox ends by itself before the program begins."""
     user = 0
     if own_user:
         user = secrets.choice(FREE_USERS)
-    folder = tempfile.mkdtemp(prefix="sandbox-")
-    home = folder
-    command = ["/bin/sh", "-c", KILL_FIRST, "sh"]
-    if not unsafe:
-        home = "/scratch"
-        command += _bwrap(own_user)
     word = secrets.token_hex(16)
-    read_end, report = os.pipe()
-    fcntl.fcntl(report, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    limits = _limits(timeout, own_user)
-    request = {"program": program, "tests": tests, "limits": limits, "user": user, "report": report}
-
-    with tempfile.TemporaryFile() as error_file, open(read_end, "rb", buffering=0) as reports:
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as error_file,
+        tempfile.NamedTemporaryFile() as report_file,
+        open(report_file.name, "ab") as report,  # the program cannot read it
+    ):
+        home = folder
+        command = ["/bin/sh", "-c", KILL_FIRST, "sh"]
+        if not unsafe:
+            home = "/scratch"
+            command += _bwrap(own_user)
+        request = {"program": program, "test": test, "reads_stdin": stdin is not None}
+        request |= {"limits": _limits(timeout, own_user), "user": user, "report": report.fileno()}
         process = subprocess.Popen(
             [*command, sys.executable, "-I", "-X", "utf8", "-c", STARTER],
             cwd=folder,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "LANG": "C.UTF-8",
-                "HOME": home,
-                "TMPDIR": home,
-                "OMP_NUM_THREADS": "1",
-            },
+            env={"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=error_file,
-            pass_fds=(report,),
+            pass_fds=(report.fileno(),),
             start_new_session=True,
         )
-        os.close(report)
         try:
-            process.communicate(f"{json.dumps(request)}\n{word}".encode(), timeout)
+            process.communicate(f"{json.dumps(request)}\n{word}\n{stdin or ''}".encode(), timeout)
             code = process.returncode
         except subprocess.TimeoutExpired:
             code = None
@@ -155,42 +148,42 @@ def _start(program: str, tests: list[str], timeout: float, own_user: bool) -> Ou
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            # not by shutil.rmtree, whose recursion ends at 1,000 folders
-            subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
-        os.set_blocking(read_end, False)  # a process that is left could keep the other end open
-        said = reports.read(PIPE_BYTES) or b""
+        said = report_file.read(REPORT_BYTES).decode(errors="replace")
         error_file.seek(0)
         error = error_file.read().decode(errors="replace")
 
-    started, finished, reported = said.decode(errors="replace").partition(word)
-    was_killed = code is not None and (code < 0 or code > 128)  # bwrap returns 128 + signal
+    started, finished, reported = said.partition(word)
+    if stdin is not None:
+        finished = code == 0  # the word came before the program
+    # None where its time was over; bubblewrap returns 128 + signal
+    was_killed = code is None or code < 0 or code > 128
     if finished:
         status = "ok"
-    elif not started and not was_killed and code is not None:
-        raise OSError(error.strip()[-200:])
-    elif not started:
+    elif not started and was_killed:
         status = "not started"
+    elif not started:
+        raise OSError(error.strip()[-200:])
     elif code is None:
         status = "timeout"
-    elif was_killed:
-        status = "killed"
     else:
         status = "error"
     return Output(status, reported, error)
 
 
-def run(program: str, tests: list[str], timeout: float = 10.0) -> Output:
-    """Runs a program, then its tests in order, in a fresh interpreter. Several threads may call it at once.
+def run(program: str, test: str, timeout: float = 10.0, stdin: str | None = None) -> Output:
+    """Runs a program, then its test, in a fresh interpreter. Several threads may call it at once.
 
     Raises OSError if the sandbox does not work here; `check` says so before.
 
     Args:
         program: Python source; any string is fine.
-        tests: each is Python source, which may call __report__(number, value).
+        test: Python source, which may call __report__(number, value).
         timeout: wall time of all of it, in seconds. CPU time is limited to about as much.
+        stdin: what the program reads; then its __name__ is __main__, and no test runs.
     """
     own_user = not unsafe and _needs_own_user()
-    output = _start(program, tests, timeout, own_user)
-    if output.status == "not started":
-        output = _start(program, tests, timeout, own_user)
+    for _ in range(2):
+        output = _start(program, test, timeout, own_user, stdin)
+        if output.status != "not started":
+            break
     return output

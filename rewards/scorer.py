@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rewards import DENSE, Part, add_up, call, read_parts, set_floors, verdict
+from rewards.gold import load_gold
 from rewards.shared import Values
 from rlmt.model import set_entropy_statistics
 from rlmt.sampler import share_of
@@ -34,16 +35,12 @@ class Scorer:
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
         device = str(accelerator.device)
         self.reward_model = None
-        self.gold = None
+        self.gold = load_gold(args, device, run)
         self.judge = None
         if "preference" in names:
             from rewards.preference import load_reward_model
 
             self.reward_model = load_reward_model(args, device)
-        if args.gold:
-            from rewards.gold import load_gold
-
-            self.gold = load_gold(args, device, run)
         if any("judge" in part.asks for part in self.parts) and accelerator.is_main_process:
             from rewards.judged import judge_endpoint
 
@@ -78,7 +75,7 @@ class Scorer:
             values = {name: column[i] for name, column in columns.items()}
             totals.append(add_up(rows[i], values, self.parts))
             completion.rewards |= values | golds[i]
-            completion.correct = verdict(rows[i], values, self.parts)
+            completion.correct = verdict(rows[i], values)
 
         # a floor depends on the whole group, and PPO's group is spread over all processes
         rewards = set_floors(gather_object(totals), group_size, self.args.format_margin)
@@ -88,15 +85,15 @@ class Scorer:
     def _values(self, part: Part, completions: list, rows: list[dict], group_size: int) -> Values:
         """Returns the values of a part for this process's rows; the main process asks a judge about those of
         all."""
-        given = {"group_size": group_size, "max_tokens": self.args.max_completion_tokens, "judge": self.judge}
         if part.name == "preference":
             return self._preferences(completions)
+        given = (self.judge, group_size, self.args.max_completion_tokens)
         if "judge" not in part.asks:
-            return call(part, rows, given)
+            return call(part, rows, *given)
         every = gather_object(rows)
         values = None
         if self.accelerator.is_main_process:
-            values = call(part, every, given)
+            values = call(part, every, *given)
         return share_of(broadcast_object_list([values])[0], self.accelerator)
 
     def _preferences(self, completions: list) -> Values:
@@ -152,10 +149,7 @@ def preferences_of(reward_model, completions: list, texts: list[str | None]) -> 
     values = [None] * len(completions)
     for place, score in zip(places, scores, strict=True):
         if not math.isfinite(score):
-            one = completions[place]
-            raise RuntimeError(
-                f"the reward model gave {score} for prompt {one.messages} and completion {one.text!r}"
-            )
+            raise RuntimeError(f"the reward model gave {score} for {messages} and {texts[place]!r}")
         values[place] = score
     return values
 
@@ -168,5 +162,5 @@ def gold_of(measure, completions: list) -> list[dict[str, float | None]]:
     responses = [completion.response for completion in completions]
     golds = []
     for value in measure(messages, responses):
-        golds.append({"gold": None if math.isnan(value) else float(value)})  # JSON has no NaN
+        golds.append({"gold": None if value is None else float(value)})
     return golds

@@ -39,12 +39,11 @@ def repetition(rows: list[dict], n: int = 3) -> Values:
     values = []
     for row in rows:
         words = row["response"].lower().split()
-        n_ngrams = len(words) - n + 1
-        if n_ngrams <= 0:
-            values.append(0.0)
-            continue
-        different = {tuple(words[start : start + n]) for start in range(n_ngrams)}
-        values.append(len(different) / n_ngrams - 1.0)
+        ngrams = [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]
+        value = 0.0
+        if ngrams:
+            value = len(set(ngrams)) / len(ngrams) - 1.0
+        values.append(value)
     return values
 
 

@@ -1,4 +1,4 @@
-"""What the reward files share: the type of a reward's values, the groups, and the scale of a verifier.
+"""What the reward files share: the type of a reward's values, the fields of verifiers, and the groups.
 
 A row is one completion: {"id", "messages", "response", "status", "n_tokens", ...} and the fields of its
 prompt's row. The completions of one prompt are neighbours. A reward function returns one value a row. None
@@ -24,26 +24,5 @@ def has_field(row: dict, field: str) -> bool:
 
 
 def in_groups(items: list, group_size: int) -> list[list]:
-    """Splits the items of a step into groups of `group_size` neighbours. ValueError if some are left over."""
-    if len(items) % group_size:
-        raise ValueError(f"{len(items)} rows cannot be split into groups of {group_size}")
+    """Splits the items of a step into groups of `group_size` neighbours."""
     return [items[start : start + group_size] for start in range(0, len(items), group_size)]
-
-
-def verified_values(rows: list[dict], shares: Values, value: float, no_eos: float | None) -> Values:
-    """Scales the share (0 to 1) of a row that is right, as Tülu 3 does (2411.15124, section 6).
-
-    Args:
-        value: reward of a share of 1 (Tülu 3: 10).
-        no_eos: reward of a completion that did not end by itself (Tülu 3: -10). None: it is treated like any
-            other.
-    """
-    values = []
-    for row, share in zip(rows, shares, strict=True):
-        cut_off = row["status"] == "truncated" or row.get("cut_off")
-        if cut_off and no_eos is not None:
-            share = no_eos
-        elif share is not None:
-            share *= value
-        values.append(share)
-    return values

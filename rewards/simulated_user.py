@@ -20,14 +20,16 @@ says how the emotion changes. The speaker reads the planner's notes and the new 
 
 import re
 import unicodedata
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from string import Template
 
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
-from rlmt.endpoint import TWO_LINES, Endpoint, dollars
-from utils import ThinkParts, shows_response, split_thinking
+from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
+from rlmt.run import load_function
+from utils import shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -63,6 +65,7 @@ RLVER = {
     "answer_last": True,
     "bad_format": "end",
 }
+PROTOCOLS = {"sage": SAGE, "rlver": RLVER}
 
 STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the lowest emotion of each state; below all of them it is F
 # why a dialogue ended; too_long: for the model's context
@@ -70,19 +73,25 @@ NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about th
 ENDS = ("goodbye", "satisfied", "failed", "turns", "bad_format", *NO_SCORE)
 
 
+def setting_of(protocol: str, args) -> dict:
+    """Returns a protocol's setting, changed by --user, --seed, --start, --low and --turns where these are not
+    None."""
+    setting = {**PROTOCOLS[protocol], "kind": args.user, "seed": args.seed}
+    for name in ("start", "low", "turns"):
+        value = getattr(args, name)
+        if value is not None:
+            setting[name] = value
+    return setting
+
+
 # --- 2. what the tested model reads
 
 
-def language(text: str) -> str:
-    """Returns "zh" for a text with Chinese characters, else "en"."""
-    if re.search("[\u4e00-\u9fff]", text):
+def language_of(dialogue: dict) -> str:
+    """Returns "zh" if the user's first message has Chinese characters, else "en": all prompts are in it."""
+    if re.search("[\u4e00-\u9fff]", dialogue["history"][0]["content"]):
         return "zh"
     return "en"
-
-
-def dialogue_language(dialogue: dict) -> str:
-    """Returns the language of the user's first message; the whole dialogue is held in it."""
-    return language(dialogue["history"][0]["content"])
 
 
 def chat_messages(dialogue: dict, ask_thinking: bool = False, keep_thinking: bool = False) -> list[dict]:
@@ -94,11 +103,10 @@ def chat_messages(dialogue: dict, ask_thinking: bool = False, keep_thinking: boo
 
     A profile's field `system` replaces our system line; an empty one leaves it out.
     """
-    lang = dialogue_language(dialogue)
-    system_lines = [dialogue["profile"].get("system", SYSTEM[lang])]
+    lang = language_of(dialogue)
+    system = dialogue["profile"].get("system", SYSTEM[lang])
     if ask_thinking:
-        system_lines.append(ASK_THINKING[lang])
-    system = "\n".join(filter(None, system_lines))
+        system = f"{system}\n{ASK_THINKING[lang]}".lstrip("\n")
 
     messages = []
     if system:
@@ -148,30 +156,26 @@ def count_replies(dialogue: dict) -> int:
 
 
 def add_model_turn(
-    dialogue: dict, setting: dict, text: str, think_format: str, finished: bool = True
+    dialogue: dict,
+    setting: dict,
+    text: str,
+    think_format: str,
+    finished: bool = True,
+    split: Callable = split_thinking,
+    shows: Callable = shows_response,
 ) -> None:
     """Adds a turn of the tested model. The user hears it without the thinking.
 
     Args:
         text: the reply as it was generated, decoded without its end-of-turn token.
-        think_format: a key of utils.THINK_FORMATS.
+        think_format: a key of utils.THINK_FORMATS, or what `split` and `shows` know.
         finished: False if the token limit cut the reply off.
+        split: returns the ThinkParts of (text, format, finished).
+        shows: tells whether (text, format) has the mark behind which the response begins.
     """
-    parts = split_thinking(text, think_format, finished)
-    add_split_turn(dialogue, setting, text, parts, shows_response(text, think_format))
-
-
-def add_split_turn(dialogue: dict, setting: dict, text: str, parts: ThinkParts, shows: bool) -> None:
-    """Adds a turn of the tested model whose thinking is split off already.
-
-    Args:
-        text: the reply as it was generated, decoded without its end-of-turn token.
-        parts: the thinking and the response of `text`.
-        shows: whether `text` has the mark behind which its response begins. The user hears all of a
-            text without one.
-    """
+    parts = split(text, think_format, finished)
     heard = parts.response
-    if not shows:  # nothing tells thinking from response
+    if not shows(text, think_format):  # nothing tells thinking from response
         heard = text.strip()
     turn = {
         "role": "assistant",
@@ -193,8 +197,8 @@ def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
             continue
         if not setting["answer_last"] and count_replies(dialogue) >= setting["turns"]:
             dialogue["ended"] = "turns"
-            continue
-        waiting.append(dialogue)
+        else:
+            waiting.append(dialogue)
 
     if isinstance(user, Endpoint):
         ask_endpoint(waiting, setting, user)
@@ -214,18 +218,18 @@ def add_user_turn(dialogue: dict, setting: dict, utterance: str, change: float, 
     dialogue["history"].append(turn)
     dialogue["emo_point"] = emotion
     dialogue["emo_state"] = emotion_state(emotion)
-    dialogue["ended"] = ending(emotion, utterance, dialogue_language(dialogue), setting)
+    dialogue["ended"] = ending(emotion, utterance, setting)
     if not dialogue["ended"] and count_replies(dialogue) >= setting["turns"]:
         dialogue["ended"] = "turns"
 
 
 # --- 4. the emotion
 
-GOODBYE = {"zh": re.compile("再见|拜拜"), "en": re.compile(r"\b(good ?)?bye\b", re.IGNORECASE)}
-LAST_GOODBYE = {  # at the end of a message: "Well, goodbye then.", but not "I never got to say goodbye to Dad."
-    "zh": re.compile(r"(再见|拜拜)[了啦吧喽哦]*\W*$"),
-    "en": re.compile(r"\b(good ?)?bye\b(,? (then|now|for now)|, \w+)?\W*$", re.IGNORECASE),
-}
+# "Goodbye, Tom!", but not "I never got to say goodbye to Dad", nor 再见到 ("see again"). SAGE, and RLVER's
+# released code, take the word anywhere in a message.
+GOODBYE = re.compile(
+    r"(再见|拜拜|\b(good ?)?bye\b)([了啦吧喽哦]| then| now| for now)*( and\b|\s*[^\w\s]|\s*$)", re.IGNORECASE
+)
 
 
 def emotion_state(emotion: float) -> str:
@@ -244,28 +248,15 @@ def new_emotion(emotion: float, change: float, setting: dict) -> float:
     return min(setting["cap"], emotion + change)
 
 
-def ending(emotion: float, utterance: str, lang: str, setting: dict) -> str:
+def ending(emotion: float, utterance: str, setting: dict) -> str:
     """Returns why a turn of the user ends the dialogue (satisfied, failed, goodbye), or "" if it goes on."""
     if setting["high"] is not None and emotion >= setting["high"]:
         return "satisfied"
     if emotion < setting["low"]:
         return "failed"
-    if takes_leave(emotion, utterance, lang):
+    if GOODBYE.search(utterance):
         return "goodbye"
     return ""
-
-
-def takes_leave(emotion: float, utterance: str, lang: str) -> bool:
-    """Tells whether the user says goodbye to the model.
-
-    "goodbye" is also a word to tell a story with, and 再见 is also "see again". So it counts anywhere in a
-    message only where the speaker is told to take leave, in the states S and F; else at the end alone. SAGE,
-    and RLVER's released code, look anywhere in every message.
-    """
-    told_to_leave = emotion_state(emotion) in ("Emotion-S", "Emotion-F")
-    if told_to_leave:
-        return GOODBYE[lang].search(utterance) is not None
-    return LAST_GOODBYE[lang].search(utterance) is not None
 
 
 def final_emotion(dialogue: dict) -> float | None:
@@ -273,64 +264,42 @@ def final_emotion(dialogue: dict) -> float | None:
 
     RLVER's reward is max(0, final emotion / 100).
     """
-    if dialogue["ended"] in NO_SCORE:
+    ended = dialogue.get("ended", "")  # the official tool does not store it
+    if ended in NO_SCORE:
         return None
-    if dialogue["ended"] == "bad_format":
+    if ended == "bad_format":
         return 0
     return dialogue["emo_point"]
-
-
-def score(dialogues: list[dict]) -> dict:
-    """Returns the Sentient score, and counts of how the dialogues ended.
-
-    mean_emotion  the Sentient score: the mean of the final emotions, of dialogues that have a score
-    success       how many of these end at 100
-    failure       how many of these end below 10
-    n, n_invalid  all dialogues, and those without a score
-    mean_turns    turns of the user in a dialogue
-    ended         how many dialogues ended for which reason
-
-    Raises ValueError when no dialogue has a score.
-    """
-    scored = [dialogue for dialogue in dialogues if final_emotion(dialogue) is not None]
-    if not scored:
-        raise ValueError(f"none of {len(dialogues)} dialogues has a score")
-    finals = [final_emotion(dialogue) for dialogue in scored]
-    n_user_turns = 0
-    for dialogue in scored:
-        n_user_turns += sum(turn["role"] == "user" for turn in dialogue["history"])
-    return {
-        "mean_emotion": sum(finals) / len(finals),
-        "success": sum(emotion >= STATES["S"] for emotion in finals),
-        "failure": sum(emotion < STATES["C"] for emotion in finals),
-        "n": len(dialogues),
-        "n_invalid": len(dialogues) - len(scored),
-        "mean_turns": n_user_turns / len(scored),
-        "ended": dict(Counter(dialogue["ended"] for dialogue in dialogues)),
-    }
 
 
 # --- 5. a user who is a language model: planner and speaker
 
 
-def transcript(turns: list[dict], lang: str) -> str:
+def transcript(dialogue: dict, turns: list[dict]) -> str:
     """Writes turns as lines "Person: ..." and "Partner: ..." for a prompt; "-" if there are none.
 
     The further lines of a turn are indented. So no turn can forge the words of the other side, or a heading.
     """
+    names = NAMES[language_of(dialogue)]
     lines = []
     for turn in turns:
         first, *others = turn["content"].splitlines() or [""]
-        lines.append(f"{NAMES[lang][turn['role']]}: {first}")
+        lines.append(f"{names[turn['role']]}: {first}")
         lines += [f"    {line}" for line in others]
     return "\n".join(lines) or "-"
 
 
-def make_request(template: str, dialogue: dict, setting: dict, **fields) -> dict:
-    """Fills a prompt with the profile and `fields`, and returns the body of an endpoint's request."""
+def make_request(templates: dict[str, str], n_rule: int, dialogue: dict, setting: dict, **fields) -> dict:
+    """Fills a prompt with the profile, the rule at place `n_rule` and `fields`; returns the body of an
+    endpoint's request."""
+    lang = language_of(dialogue)
     profile = dialogue["profile"]
-    prompt = Template(template).substitute(
-        player=profile["player"], scene=profile["scene"], task=profile["task"], **fields
+    prompt = Template(templates[lang]).substitute(
+        player=profile["player"],
+        scene=profile["scene"],
+        task=profile["task"],
+        rule=RULES[setting["kind"], lang][n_rule],
+        **fields,
     )
     return {
         "messages": [{"role": "user", "content": prompt}],
@@ -342,48 +311,51 @@ def make_request(template: str, dialogue: dict, setting: dict, **fields) -> dict
 
 def planner_request(dialogue: dict, setting: dict) -> dict:
     """Returns the request for the change of the emotion; `read_plan` reads the reply."""
-    lang = dialogue_language(dialogue)
-    planner_rule, _ = RULES[setting["kind"], lang]
-    return make_request(
-        PLANNER[lang],
-        dialogue,
-        setting,
-        rule=planner_rule,
-        emotion=dialogue["emo_point"],
-        history=transcript(dialogue["history"], lang),
-    )
+    history = transcript(dialogue, dialogue["history"])
+    return make_request(PLANNER, 0, dialogue, setting, emotion=dialogue["emo_point"], history=history)
 
 
 def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     """Returns the request for the user's next message; `read_speech` reads the reply."""
-    lang = dialogue_language(dialogue)
     history = dialogue["history"]
-    _, speaker_rule = RULES[setting["kind"], lang]
     emotion = new_emotion(dialogue["emo_point"], plan["change"], setting)
     return make_request(
-        SPEAKER[lang],
+        SPEAKER,
+        1,
         dialogue,
         setting,
-        rule=speaker_rule,
         state=emotion_state(emotion).removeprefix("Emotion-"),
         planning="\n".join([plan["TargetCompletion"], plan["activity"], plan["analyse"]]),
-        earlier=transcript(history[:-2], lang),
-        latest=transcript(history[-2:], lang),
+        earlier=transcript(dialogue, history[:-2]),
+        latest=transcript(dialogue, history[-2:]),
     )
 
 
-def estimate(setting: dict, n_dialogues: int, price: tuple[float, float]) -> str:
-    """Says how often an endpoint is asked at most, and with a price what all that it writes costs at most.
+def load_user(name: str, url: str, store: Path, args, n_processes: int = 1) -> User:
+    """Returns the program of file.py:function, or else the client of an endpoint; the processes share the
+    budget."""
+    if ".py:" in name:
+        return load_function(name)
+    budget = args.budget / n_processes
+    return Endpoint(name, store, url, args.concurrency, budget=budget, price=args.price, key_env=args.key_env)
 
-    Calls that ask again for a reply which cannot be read are not counted.
+
+def try_user(user: User, flag: str, dialogue: dict, setting: dict, n_dialogues: int, args) -> None:
+    """Says what an endpoint will be asked at most, and asks it first; exits with 2 if no reply comes.
+
+    The calls are those of a run in which every reply can be read.
+
+    Args:
+        flag: that names the user.
+        dialogue: of `start_with_answer`.
     """
-    answers = setting["turns"]
-    if not setting["answer_last"]:
-        answers -= 1
-    calls = 2 * answers * n_dialogues
-    tokens_out = calls * setting["max_tokens"]
-    cost = dollars((0, tokens_out), price)
-    return f"at most {calls} calls if every reply can be read, which write at most {tokens_out} tokens, ${cost:.2f}"
+    if not isinstance(user, Endpoint):
+        return
+    n_calls = 2 * setting["turns"] * n_dialogues
+    n_tokens = n_calls * setting["max_tokens"]
+    cost = dollars((0, n_tokens), args.price)
+    print(f"{flag}: at most {n_calls} calls, which write at most {n_tokens} tokens, ${cost:.2f}")
+    try_endpoint(user, planner_request(dialogue, setting), flag, args.overwrite)
 
 
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
@@ -408,9 +380,7 @@ def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
             end_without_score(dialogue, speech.error)
             continue
         thinking, utterance = speech.value
-        # a copy: equal requests, as from two conversations with equal words, share one reply and so one plan
-        planning = {key: value for key, value in plan.items() if key != "change"}
-        add_user_turn(dialogue, setting, utterance, plan["change"], planning=planning, thinking=thinking)
+        add_user_turn(dialogue, setting, utterance, plan["change"], planning=plan, thinking=thinking)
 
 
 def end_without_score(dialogue: dict, error: str) -> None:
@@ -425,9 +395,10 @@ LABEL = re.compile(
 
 
 def read_sections(text: str) -> dict[str, str]:
-    """Returns the text after each label, up to the next one; the last text of a label that is repeated."""
+    """Returns the text after each label, up to the next one: the last if a label is repeated, "" without
+    it."""
     _, *parts = LABEL.split(text)  # label, body, label, body, ...
-    sections = {}
+    sections = defaultdict(str)
     for label, body in zip(parts[0::2], parts[1::2], strict=True):
         sections[label] = body.strip(" \n*#[]")
     return sections
@@ -440,10 +411,13 @@ def read_plan(text: str) -> dict:
     endpoint asks the planner again.
     """
     sections = read_sections(text)
-    plan = {}
-    for key in ("content", "TargetCompletion", "activity", "analyse"):
-        plan[key] = sections.get(key[0].upper() + key[1:], "")
-    return plan | {"change": read_change(sections.get("Change", ""))}
+    return {
+        "content": sections["Content"],
+        "TargetCompletion": sections["TargetCompletion"],
+        "activity": sections["Activity"],
+        "analyse": sections["Analyse"],
+        "change": read_change(sections["Change"]),
+    }
 
 
 # what makes a number the first of two: 5-10, 5 to 10, 1/2, 40 -> 45
@@ -459,20 +433,17 @@ def read_change(section: str) -> int:
     """
     section = unicodedata.normalize("NFKC", section)  # full-width digits and signs
     section = re.sub("[\u2010-\u2015\u2212]", "-", section)  # dashes that are used as a minus
-    number = re.search(rf"([+-]?)([0-9]+)({RANGE})?", section)
+    number = re.search(rf"([-+±]*)([0-9]+)({RANGE})?", section)
     problem = f"no integer with its sign after Change: {section[:40]!r}"
     if number is None:
         raise ValueError(problem)
 
     sign, digits, fraction_or_range = number.groups()
-    before = section[: number.start()]
-    after = section[number.end() :]
-    if fraction_or_range or before.endswith(("+", "-", "±")):
-        raise ValueError(problem)
-    if not sign and (re.search(r"[\w+±-]", before) or re.search(r"[\w→⇒➔>]", after)):
+    stands_alone = re.fullmatch(r"[^\w+±-]*[0-9]+[^\w→⇒➔>]*", section)
+    if fraction_or_range or not (sign or stands_alone):
         raise ValueError(problem)
 
-    change = int(sign + digits)
+    change = int(sign + digits)  # ValueError for two signs, and for ±
     if abs(change) > 100:
         raise ValueError(f"Change: {change} is beyond the scale of 100")
     return change
@@ -483,13 +454,11 @@ def read_speech(text: str) -> tuple[str, str]:
 
     Raises ValueError if nothing follows it.
     """
-    utterance = ""
-    for label in LABEL.finditer(text):
-        if label[1] == "Response":
-            utterance = text[label.end() :].strip()
-    in_quotes = len(utterance) > 1 and utterance[0] + utterance[-1] in ('""', "“”", "「」", "[]")
+    _, *replies = re.split(r"Response[\s*]*[:：][\s*]*", text)
+    utterance = "".join(replies[-1:]).strip()
+    in_quotes = re.fullmatch(r'"(.*)"|“(.*)”|「(.*)」|\[(.*)\]', utterance, re.DOTALL)
     if in_quotes:
-        utterance = utterance[1:-1].strip()
+        utterance = in_quotes[in_quotes.lastindex].strip()
     if not utterance:
         raise ValueError("nothing after Response:")
-    return read_sections(text).get("Thinking", ""), utterance
+    return read_sections(text)["Thinking"], utterance

@@ -20,10 +20,7 @@ def _comparable_answer(response: str) -> str | None:
     answer = final_answer(response)
     if answer is None:
         return None
-    try:
-        spelled = normalise_math(re.sub(r"\\?%", "", answer))
-    except ValueError:  # more than one unit
-        return answer
+    spelled = normalise_math(re.sub(r"\\?%", "", answer))
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None
 
 

@@ -2,7 +2,8 @@
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists
 where). A fraction, a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-code_runner.py says what a hostile program can read of the tests of `code`. Run a data set's reference
+code_runner.py says what a hostile program can read of the tests of `code`. For IFEval a response without a
+letter is in any language. Run a data set's reference
 solutions through `code` first, and leave out the tasks that do not get 1.
 """
 
@@ -19,7 +20,7 @@ from typing import Literal
 
 from benchmarks.verified import last_boxed
 from rewards import code_runner, sandbox
-from rewards.shared import Values, has_field, verified_values
+from rewards.shared import Values
 
 # --- 1. math: reading an answer
 
@@ -176,11 +177,9 @@ def _is_unsolved(truth: str, answer: str) -> bool:
     return any(sign not in truth for sign in WORK.findall(result))
 
 
-def _truth(row: dict) -> str | None:
+def _truth(row: dict) -> str:
     r"""Reads the known answer of a row: its field `answer`, what follows its last ####, or is in its last
     \boxed{}."""
-    if not has_field(row, "answer"):
-        return None
     truth = str(row["answer"]).rpartition("####")[2]
     boxed = last_boxed(truth)
     if boxed is not None:
@@ -188,10 +187,8 @@ def _truth(row: dict) -> str | None:
     return _as_latex(truth)
 
 
-def math_answer(
-    rows: list[dict], value: float = 1.0, no_eos: float | None = None, seconds: float = 3.0
-) -> Values:
-    r"""Returns `value` where the final answer of the response equals `answer`, else 0.
+def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:
+    r"""Returns 1 where the final answer of the response equals `answer`, else 0.
 
     This is the reward of RLVR (Tülu 3, 2411.15124, section 6). Rows need `answer`: the final answer, or a
     solution that ends with `#### answer` or \boxed{answer}.
@@ -199,9 +196,7 @@ def math_answer(
     A comparison that takes too long counts as wrong. If it had no value, a policy could escape the penalty by
     answers that are slow to compare.
 
-    Args:
-        value, no_eos: see shared.verified_values.
-        seconds: CPU time of one comparison.
+    `seconds` is the CPU time of one comparison.
     """
     answers = [(_truth(row), final_answer(row["response"])) for row in rows]
     unclear = []
@@ -210,74 +205,48 @@ def math_answer(
             unclear.append((truth, answer))
     equal = dict(zip(unclear, _compare(unclear, seconds)))
 
-    shares = []
-    for truth, answer in answers:
-        if truth is None:
-            shares.append(None)
-        else:
-            shares.append(float(truth == answer or equal.get((truth, answer), False)))
-    return verified_values(rows, shares, value, no_eos)
+    return [float(truth == answer or equal.get((truth, answer), False)) for truth, answer in answers]
 
 
 # --- 3. code
 
 
 def _share_passed(row: dict, timeout: float, partial: bool) -> float | None:
-    """Returns the share of its tests that a row passes; None if it has none, or the sandbox did not start."""
-    if not has_field(row, "tests"):
-        return None
+    """Returns the share of its tests that a row passes, or whether it passes all, as `code` does."""
     tests = code_runner.read_tests(row)
-    names = code_runner.tested_names(tests, row.get("entry_point") or "")
+    names = code_runner.tested_names(row, tests)
     program = code_runner.find_program(row["response"], names)
-    result = code_runner.run(program, tests, timeout)
-    if result.status == "not started":
-        return None
-    passed = result.passed
-    if (
-        partial and result.status != "ok"
-    ):  # one test may have ended all: each by itself, in its share of the time
-        passed = []
-        for test in tests:
-            passed += code_runner.run(program, [test], timeout / len(tests)).passed
-    return sum(passed) / len(tests)
+    if not partial and isinstance(tests[0], str):
+        tests = ["\n".join(tests)]  # in one process
+    n_passed = 0
+    for test in tests:
+        status = code_runner.run(program, test, timeout).status
+        if status == "not started":
+            return None
+        n_passed += status == "ok"
+        if status == "timeout" or (status != "ok" and not partial):
+            break
+    if partial:
+        return n_passed / len(tests)
+    return float(n_passed == len(tests))
 
 
-def code(
-    rows: list[dict],
-    partial: bool = False,
-    value: float = 1.0,
-    no_eos: float | None = None,
-    timeout: float = 10.0,
-    unsafe: bool = False,
-) -> Values:
-    """Returns `value` where the program in the response passes all `tests`, else 0.
+def code(rows: list[dict], partial: bool = False, timeout: float = 10.0, unsafe: bool = False) -> Values:
+    """Returns 1 where the program in the response passes all `tests`, else 0.
 
-    Rows need `tests`. A list of test strings, each with what it needs, is run in order. One string is a
-    program; it defines `check(candidate)` if the row has an `entry_point` (a name, or an expression such as
-    `Solution().solve`).
-
-    The value is None where the sandbox was killed before the program began. Raises ValueError as
-    code_runner.read_tests does; the check at the start of a run has said so before.
+    Rows need `tests`, whose forms are at the top of code_runner.py. `entry_point` is a name, or an expression
+    such as `Solution().solve`. The value is None where the sandbox was killed before the program began.
 
     Args:
-        partial: return `value` times the share of the tests that pass.
-        value, no_eos: see shared.verified_values.
-        timeout: wall time of all tests of a row, in seconds; twice that with `partial`.
+        partial: return the share of the tests that pass.
+        timeout: wall time of all asserts of a row in seconds; with `partial`, and where the program reads
+            stdin, of each test. Those that follow the first timeout count as failed.
         unsafe: run programs without bubblewrap: they can read your files and use the network.
     """
     sandbox.check(unsafe)
-    # A policy that has settled writes the same program again and again: equal responses to equal tests are
-    # run once.
-    keys = [json.dumps([row["response"], row.get("tests"), row.get("entry_point")]) for row in rows]
-    different = dict(zip(keys, rows))
+    run_one = functools.partial(_share_passed, timeout=timeout, partial=partial)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        run_one = functools.partial(_share_passed, timeout=timeout, partial=partial)
-        shares = dict(zip(different, pool.map(run_one, different.values())))
-
-    row_shares = [shares[key] for key in keys]
-    if not partial:
-        row_shares = [share if share is None else float(share == 1) for share in row_shares]
-    return verified_values(rows, row_shares, value, no_eos)
+        return list(pool.map(run_one, rows))
 
 
 code.read_field = code_runner.read_tests  # rewards.check tries it on every prompt
@@ -290,34 +259,25 @@ def instructions(
     rows: list[dict],
     rule: Literal["strict", "loose"] = "strict",
     partial: bool = False,
-    value: float = 1.0,
-    no_eos: float | None = None,
 ) -> Values:
-    """Returns `value` where the response meets every instruction, else 0.
+    """Returns 1 where the response meets every instruction, else 0.
 
     Rows need `instruction_id_list` and `kwargs`. The checkers are those of the evaluation, IFEval's and
-    IFBench's. A response that cannot be checked within ten seconds meets no
-    instruction. Unlike in the evaluation, one without a letter meets no instruction about its language. Exits
-    with 2 for an unknown id.
+    IFBench's. A response that cannot be checked within ten seconds meets no instruction. Exits with 2 for an
+    unknown id.
 
     Args:
         rule: as in IFEval; loose forgives a first line, a last line and asterisks.
-        partial: return `value` times the share of the instructions that are met.
-        value, no_eos: see shared.verified_values.
+        partial: return the share of the instructions that are met.
     """
     from benchmarks import ifeval  # its checkers take seconds to import
 
-    shares = []
+    values = []
     for row in rows:
-        names = row.get("instruction_id_list")
-        if not names:
-            shares.append(None)
-            continue
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
         met = ifeval.check(task, row["response"])[rule]
-        met = [found and not _says_nothing(name, row) for name, found in zip(names, met, strict=True)]
-        shares.append(sum(met) / len(met) if partial else float(all(met)))
-    return verified_values(rows, shares, value, no_eos)
+        values.append(sum(met) / len(met) if partial else float(all(met)))
+    return values
 
 
 def _check_instructions(prompt: dict) -> None:
@@ -328,12 +288,3 @@ def _check_instructions(prompt: dict) -> None:
 
 
 instructions.read_field = _check_instructions  # rewards.check tries it on every prompt
-
-
-def _says_nothing(name: str, row: dict) -> bool:
-    """Whether an instruction is about the language of a response that has no letter, such as "1".
-
-    IFEval's checker counts a text whose language cannot be told as right, which would reward saying nothing.
-    """
-    has_letter = any(character.isalpha() for character in row["response"])
-    return name.startswith("language:") and not has_letter

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import re
 from pathlib import Path
 
 import transformers
@@ -46,8 +45,7 @@ def render_answers(tokenizer: Tokenizer, *answers: str) -> str:
     """Renders a conversation in which a user keeps asking "Q" and the assistant gives `answers`."""
     messages = []
     for answer in answers:
-        messages.append({"role": "user", "content": "Q"})
-        messages.append({"role": "assistant", "content": answer})
+        messages += [{"role": "user", "content": "Q"}, {"role": "assistant", "content": answer}]
     return render(tokenizer, messages, tokenize=False)
 
 
@@ -66,8 +64,7 @@ def ends_of_template(tokenizer: Tokenizer) -> list[int]:
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
     """Tells whether a template leaves thinking where it is, adds none, and does not change from day to
     day."""
-    question = [{"role": "user", "content": "Q"}]
-    prompt = render(tokenizer, question, tokenize=False, add_generation_prompt=True)
+    prompt = render(tokenizer, [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True)
     keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
     adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
     prints_date = "strftime_now" in tokenizer.get_chat_template()
@@ -84,25 +81,19 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
     `prepare_tokenizer`."""
     if chat_template in CHAT_TEMPLATES:
         return chat_template, CHAT_TEMPLATES[chat_template]
-    wanted = THINK_FORMATS[think_format]
     if chat_template != "auto":
         text = Path(chat_template).read_text()
-        if "{{" in text:  # Jinja
-            return chat_template, text
-        if not wanted.instruction or not all(tag in text for tag in wanted.tags):
-            raise ValueError(
-                f"--chat-template {chat_template}: no Jinja in it, nor is it an instruction of the format "
-                f"{think_format}: only zero_think and zero_plain have one, which asks for all their tags"
-            )
-        return chat_template, zero_template(text)
-    if wanted.instruction:
-        return think_format, zero_template(wanted.instruction)
+        if "{{" not in text:  # no Jinja, but an instruction
+            text = zero_template(text)
+        return chat_template, text
+    instruction = THINK_FORMATS[think_format].instruction
+    if instruction:
+        return think_format, zero_template(instruction)
     if tokenizer.chat_template and _keeps_thinking(tokenizer):
         return "its own", tokenizer.chat_template
 
-    vocabulary = tokenizer.get_vocab()
     for family, mark in FAMILY_MARKS.items():
-        if mark in vocabulary:
+        if mark in tokenizer.get_vocab():
             return family, CHAT_TEMPLATES[family]
     if tokenizer.chat_template:
         raise ValueError(
@@ -113,23 +104,12 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last special one, else the last of
-    all."""
+    """Returns a token other than the end of turn: a spare one, else the last of all."""
     vocabulary = tokenizer.get_vocab()
     for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
             return token
-    special = control_tokens(tokenizer).keys() - {end}
-    return tokenizer.convert_ids_to_tokens(max(special or set(vocabulary.values()) - {end}))
-
-
-def check_writable(tokenizer: Tokenizer, think_format: str) -> None:
-    """Raises ValueError if the tokenizer would write a tag of the format as an unknown token."""
-    for tag in THINK_FORMATS[think_format].tags:
-        if tokenizer.unk_token_id in tokenizer(tag, add_special_tokens=False)["input_ids"]:
-            raise ValueError(
-                f"{tokenizer.name_or_path} cannot write {tag!r} of {think_format!r}; choose another model"
-            )
+    return tokenizer.convert_ids_to_tokens(max(set(vocabulary.values()) - {end}))
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:
@@ -146,11 +126,9 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
             tokenizer's own if it keeps thinking verbatim; else ours for its family. A file of plain text
             takes the place of a Zero format's instruction.
 
-    Returns one line that says what was chosen. Raises ValueError if no template fits, or a tag cannot be
-    written.
+    Returns one line that says what was chosen. Raises ValueError if no template fits.
     """
     check_think_format(think_format)
-    check_writable(tokenizer, think_format)
     name, text = choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 
@@ -187,14 +165,12 @@ def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 def without_control(tokenizer: Tokenizer, messages: list[dict]) -> list[dict]:
     """Strips control tokens from the texts of messages, as they would open or close a turn."""
     control = control_tokens(tokenizer).values()
-    if not control:
-        return messages
-    pattern = re.compile("|".join(map(re.escape, control)))
     cleaned = []
     for message in messages:
         text = message["content"]
-        while pattern.search(text):  # removing one can create another
-            text = pattern.sub("", text)
+        while any(token in text for token in control):  # removing one can create another
+            for token in control:
+                text = text.replace(token, "")
         cleaned.append({**message, "content": text})
     return cleaned
 
@@ -229,7 +205,7 @@ def flaw_of_text(text: str, think_format: str) -> str:
 
 def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
     """Returns why a completion cannot be trained on, as `flaw_of_text` or `control_token`; "" if it can."""
-    if without_control(tokenizer, [{"content": text}]) != [{"content": text}]:
+    if any(token in text for token in control_tokens(tokenizer).values()):
         return "control_token"
     return flaw_of_text(text, think_format)
 
@@ -243,63 +219,48 @@ def read_trained_as(model: str) -> dict:
     The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is
     always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
-    ours = _find_file(model, "think_format.json")
+    ours = _read_file(model, "think_format.json")
     if ours:
-        return json.loads(ours.read_text())
-    longcot = _find_file(model, "longcot_config.json")
+        return json.loads(ours)
+    longcot = _read_file(model, "longcot_config.json")
     if not longcot:
         return {}
-    return {"think_format": _format_of_longcot(model, or_fail(json.loads, longcot.read_text()))}
+    return {"think_format": _format_of_longcot(model, json.loads(longcot))}
 
 
 def _format_of_longcot(model: str, config: dict) -> str:
     """Returns the think format that the marks of longcot_config.json belong to; exits with 2 without one."""
     if not config.get("longcot", True):
         return "plain"
-    opens_thinking = (config.get("start_think_marker") or "").strip()
-    opens_response = (config.get("longcot_delimiter") or "").strip()
+    # what opens the thinking, and what opens the response
+    marks = [(config.get(key) or "").strip() for key in ("start_think_marker", "longcot_delimiter")]
     # The authors' SFT script writes the marks of Zero without thinking into every warm start with thinking,
     # whose chat template, unlike that of Zero, does not ask for a response in tags.
-    if not opens_thinking and opens_response == "<response>" and not _template_has(model, "<response>"):
+    template = _read_file(model, "chat_template.jinja") + _read_file(model, "tokenizer_config.json")
+    if marks == ["", "<response>"] and "<response>" not in template:
         return "think"
     for name, known in THINK_FORMATS.items():
-        marks = (known.thinking_tags or ("",))[0], known.opens_response
-        if known.tags and marks == (opens_thinking, opens_response):
+        if known.tags and marks == [(known.thinking_tags or ("",))[0], known.opens_response]:
             return name
     fail(
-        f"{model}: its longcot_config.json has the marks {opens_thinking!r} and {opens_response!r} of no "
-        "think format; add one to THINK_FORMATS in utils.py, or delete the file from a copy of the model"
+        f"{model}: its longcot_config.json has the marks {marks} of no think format; add one to THINK_FORMATS "
+        "in utils.py, or delete the file from a copy of the model"
     )
 
 
-def _template_has(model: str, tag: str) -> bool:
-    """Tells whether a tag is in a checkpoint's chat template."""
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        path = _find_file(model, name)
-        if path and tag in path.read_text():
-            return True
-    return False
-
-
-def _find_file(model: str, name: str) -> Path | None:
-    """Returns a file of a model folder or hub name; None if there is none."""
-    if not Path(model).is_dir():
-        return _find_on_hub(model, name)
-    return next(Path(model).glob(name), None)
-
-
 @functools.cache  # an evaluation asks once per answer
-def _find_on_hub(model: str, name: str) -> Path | None:
+def _read_file(model: str, name: str) -> str:
+    """Returns the text of a file of a model folder or hub name; "" if there is none."""
     try:
-        return Path(cached_file(model, name))
+        return Path(cached_file(model, name)).read_text()
     except OSError:  # it is not there, or nothing can be reached: loading the model says which
-        return None
+        return ""
 
 
 def load_config(path: str):
     """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its
     own."""
-    return or_fail(lambda: transformers.AutoConfig.from_pretrained(path, trust_remote_code=False))
+    return or_fail(transformers.AutoConfig.from_pretrained, path, trust_remote_code=False)
 
 
 def context_length(config) -> int:
@@ -315,11 +276,10 @@ def load_tokenizer(path: str) -> Tokenizer:
     """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         fail(
             f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({error})"
         )
-
     tokenizer.own_ends = []
     with contextlib.suppress(OSError):
         ends = transformers.GenerationConfig.from_pretrained(path).eos_token_id

@@ -80,8 +80,6 @@ def read_source(
 
     try:
         for number, row in rows:
-            if not isinstance(row, dict):
-                fail(f"{name}:{number}: not a JSON object but {reprlib.repr(row)}")
             yield number, _in_messages(row)
     except Exception as error:  # damaged tables, the hub and the network have many kinds
         fail(
@@ -93,16 +91,14 @@ def _read_file(path: Path) -> Iterator[tuple[int, object]]:
     """Yields the rows with their numbers: the line in a file of JSON lines, else the place in the list."""
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "rb") as file:
-        is_list = path.suffix == ".json" and b"[" in file.read(4)  # a byte order mark may be before it
-        file.seek(0)
-        if is_list:
+        if path.suffix == ".json":
             yield from enumerate(json.load(file), 1)
             return
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
                     row = json.loads(line)
-                except (ValueError, RecursionError) as error:
+                except ValueError as error:
                     fail(f"{path}:{number}: not JSON ({error})")
                 yield number, row
 
@@ -136,13 +132,11 @@ def _plain(row: dict) -> dict:
 
 def _in_messages(row: dict) -> dict:
     """Returns a row in ShareGPT's form, `conversations` of turns {from, value}, as one with `messages`."""
-    if not row.get("conversations"):
-        return row
-    from trl import maybe_convert_to_chatml  # slow to import, and other forms do not need it
-
-    row = maybe_convert_to_chatml(row)
-    for turn in row["messages"]:
-        turn["role"] = SHAREGPT_ROLES.get(turn["role"], turn["role"])
+    if row.get("conversations"):
+        row["messages"] = []
+        for turn in row.pop("conversations"):
+            role = SHAREGPT_ROLES.get(turn["from"], turn["from"])
+            row["messages"].append({"role": role, "content": turn["value"]})
     return row
 
 
@@ -156,23 +150,18 @@ def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
     if isinstance(turns, str):
         return [{"role": role, "content": turns}]
     try:
-        are_turns = all(isinstance(turn["role"] + turn["content"], str) for turn in turns)
+        "".join(turn["role"] + turn["content"] for turn in turns)  # an error unless all are texts
     except (TypeError, KeyError):
-        are_turns = False
-    if not are_turns:
         raise BadInput(
             f"{name!r} must be a text or a list of {{'role', 'content'}}, not {reprlib.repr(turns)}"
-        )
+        ) from None
     # a table has every key in every turn
     return [{key: value for key, value in turn.items() if value is not None} for turn in turns]
 
 
 def first_field(row: dict, names: tuple[str, ...]) -> str:
     """Returns the first of `names` that has a value in a row; "" if none has."""
-    for name in names:
-        if row.get(name) is not None:
-            return name
-    return ""
+    return next((name for name in names if row.get(name) is not None), "")
 
 
 def prompt_of(row: dict) -> list[dict]:
@@ -225,7 +214,6 @@ def split_answer(answer: dict) -> tuple[str, str]:
     text = answer["content"]
     for name in THINKING_FIELDS:
         if answer.get(name):
-            drop_if(not isinstance(answer[name], str), f"{name}_is_no_text")
             return answer[name], text
 
     n_tags = {}
@@ -245,9 +233,7 @@ def split_answer(answer: dict) -> tuple[str, str]:
 
 def to_prompt(row: dict) -> dict:
     """Returns a prompt row, without the answer that its `messages` may end with."""
-    converted = row | {"messages": without_answer(prompt_of(row))}
-    converted.pop("prompt", None)
-    return converted
+    return row | {"messages": without_answer(prompt_of(row))}
 
 
 def to_trace(row: dict) -> dict:
@@ -265,9 +251,7 @@ def to_trace(row: dict) -> dict:
     for field in THINKING_FIELDS:
         answer[field] = row.get(field) or answer.get(field)
     thinking, response = split_answer(answer)
-    replaced = ("prompt", *ANSWER_FIELDS, *THINKING_FIELDS)
-    others = {key: value for key, value in row.items() if key not in replaced}
-    return others | {"messages": messages, "thinking": thinking, "response": response}
+    return row | {"messages": messages, "thinking": thinking, "response": response}
 
 
 def to_pair(row: dict) -> dict:

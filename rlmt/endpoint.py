@@ -29,6 +29,7 @@ import os
 import random
 import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,11 +42,10 @@ from tqdm import tqdm
 from utils import fail
 
 OPENAI_URL = "https://api.openai.com/v1"
-MAX_WAIT = 60  # seconds between two tries, whatever Retry-After says
+MAX_WAIT = 60  # seconds between two tries
 CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
-SLOWEST = (
-    5  # tokens per second; a call waits for a reply that comes as slowly, or for its turn at a busy server
-)
+# tokens per second; a call waits for a reply that comes as slowly, or for its turn at a busy server
+SLOWEST = 5
 REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
 NO_TEXT = "no text"  # begins the error of a reply that is empty or filtered; see `was_refused`
@@ -53,7 +53,7 @@ SHORTEST_KEY = 8  # characters; a shorter one is a placeholder for `vllm serve`,
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
-EARLY_LINES: dict[Path, bytes] = {}  # what `try_endpoint` adds to stores whose folder does not exist yet
+EARLY_LINES = defaultdict(bytes)  # what `try_endpoint` adds to stores whose folder does not exist yet
 
 
 class Reply(NamedTuple):
@@ -87,8 +87,7 @@ def is_answer(body: Any) -> bool:
     """Tells whether the body of a reply with HTTP 200 holds a completion, which may be empty or cut off."""
     with suppress(LookupError, TypeError):
         choice = body["choices"][0]
-        text = choice["message"]["content"] or ""
-        return isinstance(text, str) and choice.get("finish_reason") != "error"
+        return isinstance(choice["message"]["content"] or "", str) and choice.get("finish_reason") != "error"
     return False
 
 
@@ -125,7 +124,7 @@ class Endpoint:
     """
 
     model: str
-    store: Path | str  # jsonl file of the replies, for one process at a time
+    store: Path  # jsonl file of the replies, for one process at a time
     base_url: str = ""  # such as http://localhost:8000/v1; empty: OPENAI_BASE_URL, or else the OpenAI API
     concurrency: int = 32  # calls under way at once
     timeout: float = 120.0  # seconds for a call, to the last byte; more for a long reply, see SLOWEST
@@ -134,10 +133,9 @@ class Endpoint:
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `key_for`
     known_as: str = ""  # what the store's keys have in place of a URL that changes from start to start
-    backoff: float = 1  # seconds; repeat n (from 0) waits Retry-After and 0 .. backoff * 2^n, see MAX_WAIT
+    backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
     def __post_init__(self):
-        self.store = Path(self.store)
         self.base_url = resolve_url(self.base_url)
         self.cost = 0.0
         self.reserved = 0.0  # dollars; the worst case of the calls under way
@@ -164,8 +162,6 @@ class Endpoint:
                 f"{OPENAI_URL}: set OPENAI_API_KEY to its key, name another variable by --key-env HOST=NAME, "
                 "or name another endpoint by its URL"
             )
-        if self.concurrency < 1:
-            fail(f"concurrency {self.concurrency}: use 1 or more")
         if self.budget and not any(self.price):
             fail("a budget needs a price: US dollars per million tokens in and out")
 
@@ -191,16 +187,14 @@ class Endpoint:
         parse: Callable[[str], Any] = str,
         parse_retries: int = 3,
         name: str = "judge",
-        repeat_cut_off: bool = True,
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
         `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if the reply is
-        empty or was stopped by a content filter, and if the limit of its tokens cut it off, unless
-        `repeat_cut_off` is False: such a reply is the dearest to pay for again. Without `parse` the first
-        reply counts, as that of a tested model does, and may be cut off. A request without a readable reply
-        has the value None and an `error`. `name` is shown in the progress bar and in messages.
+        empty, was stopped by a content filter, or was cut off by the limit of its tokens. Without `parse` the
+        first reply counts, as that of a tested model does, and may be cut off. A request without a readable
+        reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
         """
 
         async def answer(request: dict) -> Reply:
@@ -216,14 +210,13 @@ class Endpoint:
                         reply = Reply(None, "", error, (0, 0), {})
                         break
                     reply = self._read(self.bodies[key], parse)
-                    was_cut_off = reply.choice.get("finish_reason") == "length"
-                    if not reply.error or parse is str or (was_cut_off and not repeat_cut_off):
+                    if not reply.error or parse is str:
                         break
             bar.update()
             return reply
 
         async def answer_all() -> list[Reply]:
-            async with open_client(self) as self.client:
+            async with open_client(self.base_url, self.key) as self.client:
                 return await asyncio.gather(*map(answer, unique.values()))
 
         self.store.parent.mkdir(parents=True, exist_ok=True)
@@ -282,7 +275,6 @@ class Endpoint:
                 return self.stop_reason
             self.reserved += worst
             self.calls += 1
-            retry_after = 0.0
             try:
                 async with asyncio.timeout(max(self.timeout, request["max_tokens"] / SLOWEST)):
                     content = await self.client.post("/chat/completions", cast_to=str, body=body)
@@ -295,8 +287,6 @@ class Endpoint:
                     self.stop_reason = f"{self.base_url}: {error}; --key-env names the variable of its key"
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):
                     return error  # a repeat would not help
-                with suppress(ValueError):
-                    retry_after = float(e.response.headers.get("retry-after", 0))
             except (TimeoutError, APIConnectionError) as e:
                 cause = e.__cause__  # of the transport, which wraps that of aiohttp
                 if not isinstance(cause.__cause__, ClientConnectorError):
@@ -305,8 +295,7 @@ class Endpoint:
             finally:
                 self.reserved -= worst
             if repeat < self.retries:
-                wait = retry_after + JITTER.uniform(0, self.backoff * 2**repeat)
-                await asyncio.sleep(min(wait, MAX_WAIT))
+                await asyncio.sleep(JITTER.uniform(0, min(self.backoff * 2**repeat, MAX_WAIT)))
         error = f"{NO_REPLY} in {self.retries + 1} calls; the last: {error}"
         if self.waiting and len(self.bodies) == n_answered:  # others would fare no better
             self.stop_reason = f"{self.base_url}: {error}"
@@ -363,16 +352,16 @@ class Endpoint:
         return " ".join(hide_key(text, self.key).split())[:300]
 
 
-def open_client(endpoint: Endpoint):
+def open_client(base_url: str, key: str):
     """Returns a client of openai that sends one try per call, to this server alone, with its key or none."""
     from openai import AsyncOpenAI, DefaultAioHttpClient  # slow to import, and most runs ask nobody
 
     async def set_headers(request) -> None:
         # OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and their like are for another server
-        kept = {name: request.headers[name] for name in KEPT_HEADERS & request.headers.keys()}
-        request.headers = type(request.headers)(kept)
-        if endpoint.key:
-            request.headers["Authorization"] = f"Bearer {endpoint.key}"
+        for name in request.headers.keys() - KEPT_HEADERS:
+            del request.headers[name]
+        if key:
+            request.headers["Authorization"] = f"Bearer {key}"
 
     http_client = DefaultAioHttpClient(
         timeout=None,  # `_call` has one
@@ -380,7 +369,7 @@ def open_client(endpoint: Endpoint):
         event_hooks={"request": [set_headers]},
     )
     # openai wants a key, and does not send this one
-    return AsyncOpenAI(api_key="none", base_url=endpoint.base_url, max_retries=0, http_client=http_client)
+    return AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, http_client=http_client)
 
 
 def try_endpoint(endpoint: Endpoint, request: dict, flag: str, fresh: bool = False) -> None:
@@ -403,7 +392,7 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str, fresh: bool = Fal
         if reply.error:
             fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")
         if store != endpoint.store:
-            EARLY_LINES[endpoint.store] = EARLY_LINES.get(endpoint.store, b"") + store.read_bytes()
+            EARLY_LINES[endpoint.store] += store.read_bytes()
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
 
 
@@ -416,14 +405,13 @@ def key_for(url: str, key_env: tuple[str, ...] = ()) -> str:
     for word in key_env:
         place, _, variable = word.rpartition("=")
         variables[place.lower()] = variable
-    server = urlsplit(url).netloc.lower()
-    host = re.sub(r":\d+$", "", server)
+    server = urlsplit(url.lower())
     own = ""
     for known_url in (OPENAI_URL, resolve_url("")):
         # with its scheme: a key for https must not travel over http, where others can read it
-        if urlsplit(url.lower())[:2] == urlsplit(known_url.lower())[:2]:
+        if server[:2] == urlsplit(known_url.lower())[:2]:
             own = "OPENAI_API_KEY"
-    return read_variable(variables.get(server) or variables.get(host) or own)
+    return read_variable(variables.get(server.netloc) or variables.get(server.hostname) or own)
 
 
 def hide_key(text: str, key: str) -> str:

@@ -19,7 +19,6 @@ import importlib.util
 import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,17 +100,13 @@ class Completion:
     @property
     def n_trained_tokens(self) -> int:
         """Returns how many tokens the loss counts."""
-        return len(self.ids) if self.loss_mask is None else sum(self.loss_mask)
-
-    @property
-    def mean_advantage(self) -> float:
-        """Returns the mean over the tokens that the loss counts; 0 before there are advantages."""
-        mask = self.loss_mask or [1] * len(self.ids)
-        return sum(itertools.compress(self.advantages, mask)) / max(1, self.n_trained_tokens)
+        return sum(self.loss_mask or [1] * len(self.ids))
 
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         missing = math.isnan(self.reward)
+        # over the tokens that the loss counts; there are none before the advantages
+        counted = itertools.compress(self.advantages, self.loss_mask or [1] * len(self.ids))
         return {
             "id": self.id,
             "messages": self.messages,
@@ -123,25 +118,19 @@ class Completion:
             "rewards": self.rewards,
             "reward": None if missing else self.reward,  # JSON has no NaN
             "missing": missing,
-            "advantage": self.mean_advantage,
+            "advantage": sum(counted) / max(1, self.n_trained_tokens),
             "n_tokens": self.n_trained_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
             **self.statistics,
         }
 
 
-def ends_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the token ids that end a turn: the `stop_ids` of rlmt/chat.py and benchmarks/shipped.py, or EOS
-    alone."""
-    return getattr(tokenizer, "stop_ids", [tokenizer.eos_token_id])
-
-
 def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
-    """Decodes a sample without its end of turn."""
+    """Decodes a sample without its end of turn: `stop_ids` of rlmt/chat.py or benchmarks/shipped.py."""
     ids = sample.ids
-    if ids and ids[-1] in ends_of(tokenizer):
+    if ids and ids[-1] in tokenizer.stop_ids:
         ids = ids[:-1]
-    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sample: Sample) -> Completion:
@@ -191,7 +180,7 @@ class ThinkingBudget:
         they are the rest of the closing tokens.
         """
         written = ids[: self.close_at]
-        turn = self.from_template + tokenizer.decode(written, skip_special_tokens=False)
+        turn = self.from_template + tokenizer.decode(written)
         has_thought = turn.lstrip().startswith(self.opening_tag)
         if not has_thought or re.search(self.closed_pattern, turn):
             return []
@@ -226,7 +215,7 @@ def wants_vllm(rollout: str) -> bool:
     installed = importlib.util.find_spec("vllm") is not None
     if rollout == "vllm" and not installed:
         fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
-    return rollout == "vllm" or (rollout == "auto" and installed and torch.cuda.is_available())
+    return rollout == "vllm" or (rollout == "auto" and installed and DEVICE == "cuda")
 
 
 class Transformers:
@@ -241,7 +230,7 @@ class Transformers:
     @torch.no_grad()
     def complete(
         self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
-    ) -> Iterator[tuple[int, list[int], None, bool]]:
+    ) -> Iterator[tuple[int, Sample]]:
         """Samples one batch, by the seed of its first prompt; yields what Engine.complete does, without
         log-probabilities."""
         if seeds:
@@ -271,7 +260,7 @@ class Transformers:
         self.model.train(was_training)
         for place, sequence in zip(prompts, sequences[:, width:].tolist(), strict=True):
             ids, finished = until_end(sequence, self.tokenizer, ends, sampling.stop)
-            yield place, ids, None, finished
+            yield place, Sample(ids, None, finished)
 
     def update(self, trained: torch.nn.Module) -> None:
         """Samples from the policy from now on."""
@@ -313,7 +302,7 @@ class Sampler:
         self.backend = backend
         self.tokenizer = tokenizer
         self.sampling = sampling
-        self.ends = ends_of(tokenizer)
+        self.ends = tokenizer.stop_ids
         self.dtype = compute_dtype(dtype)
         self.breaches_in_a_row = 0  # see `check`
 
@@ -329,8 +318,7 @@ class Sampler:
             batch_seeds = {}
             if seeds:
                 batch_seeds = {place: seeds[place] for place in places}
-            samples = self._complete({place: prompts[place] for place in places}, batch_seeds)
-            for place, sample in samples:
+            for place, sample in self._complete({place: prompts[place] for place in places}, batch_seeds):
                 if place not in done:
                     yield place, sample
 
@@ -354,12 +342,12 @@ class Sampler:
             sampling = dataclasses.replace(sampling, max_tokens=budget.close_at)
         begun = {}  # what the first request wrote
         closing = {}  # what closes its thinking
-        for place, ids, logprobs, finished in self.backend.complete(prompts, seeds, sampling, self.ends):
-            if finished or not budget:
-                yield place, Sample(ids, logprobs, finished)
+        for place, sample in self.backend.complete(prompts, seeds, sampling, self.ends):
+            if sample.finished or not budget:
+                yield place, sample
             else:
-                closing[place] = budget.closing_after(ids, self.tokenizer)
-                begun[place] = ids + closing[place]
+                closing[place] = budget.closing_after(sample.ids, self.tokenizer)
+                begun[place] = sample.ids + closing[place]
         if not begun:
             return
 
@@ -367,11 +355,10 @@ class Sampler:
         # with the first seed the first tokens' random numbers would come again
         next_seeds = {place: seed + SECOND_SEED for place, seed in seeds.items() if place in begun}
         sampling = dataclasses.replace(sampling, max_tokens=self.sampling.max_tokens - budget.close_at)
-        rest = self.backend.complete(longer_prompts, next_seeds, sampling, self.ends)
-        for place, ids, _, finished in rest:
-            whole = begun[place] + ids
-            if sampling.stop:  # half of it may be in each request
-                whole, finished = until_end(whole, self.tokenizer, self.ends, sampling.stop)
+        for place, sample in self.backend.complete(longer_prompts, next_seeds, sampling, self.ends):
+            # half of the stop string may be in each request
+            whole = begun[place] + sample.ids
+            whole, finished = until_end(whole, self.tokenizer, self.ends, sampling.stop)
             # where the thinking was closed, the closing tokens count too
             finished = finished and len(whole) <= self.sampling.max_tokens
             yield place, Sample(whole[: self.sampling.max_tokens], None, finished, bool(closing[place]))
@@ -458,30 +445,30 @@ def saved_sampler(
     batch_size: int = 64,
     url: str = "",
     key_env: tuple[str, ...] = (),
-    memory: float = 0.85,
-    tensor_parallel: int = 1,
-    data_parallel: int = 1,
+    **gpus,
 ) -> Iterator[Sampler]:
     """Gives the sampler of a saved model: a server of vLLM, or transformers in this process; frees the model
     at the end.
 
     Args:
         max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
-        log, memory, tensor_parallel, data_parallel: of the server, see rlmt.vllm.serve.
+        log: file for what the server prints.
         rollout: whether vLLM samples, see `wants_vllm`.
         batch_size: completions that transformers' generate samples at once.
         url: of a vLLM server that is there already; empty: one is started.
         key_env: names the key for that server, see rlmt/endpoint.py.
+        gpus: what a server that is started gets of them, see rlmt.vllm.serve.
     """
     with contextlib.ExitStack() as stack:
         if url or wants_vllm(rollout):
             from rlmt.vllm import Server, serve
 
-            server = serve(model, log, max_length, memory, tensor_parallel, data_parallel, dtype)
-            backend = Server(model, url or stack.enter_context(server), key_env)
+            if not url:
+                url = stack.enter_context(serve(model, log, max_length, dtype=dtype, **gpus))
+            backend = Server(model, url, key_env)
         else:
             weights, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=compute_dtype(dtype))
-            backend = Transformers(tokenizer, weights.to(DEVICE).eval(), batch_size)
+            backend = Transformers(tokenizer, weights.to(DEVICE), batch_size)
             del weights  # so that `close` frees them
         sampler = Sampler(backend, tokenizer, sampling, dtype)
         stack.callback(sampler.close)
@@ -509,7 +496,7 @@ def generate(
     seeds = [first_seed + place for place in range(len(prompts))]
     with (
         saved_sampler(model, tokenizer, sampling, longest, **options) as sampler,
-        tqdm(total=len(prompts) - len(done), desc="generate", unit="completion") as bar,
+        tqdm(total=len(prompts) - len(done), desc="generate") as bar,
     ):
         for place, sample in sampler.sample(prompts, seeds, done):
             bar.update()
@@ -528,9 +515,10 @@ def share_of(rows: list, accelerator: Accelerator) -> list:
 
 def sample_completions(prompts: list[dict], sampler: Sampler, think_format: str) -> list[Completion]:
     """Samples a completion of each prompt, a row of data.load_prompts."""
-    completions = [None] * len(prompts)
-    for place, sample in sampler.sample([prompt["prompt_ids"] for prompt in prompts]):
-        completions[place] = read_completion(sampler.tokenizer, think_format, prompts[place], sample)
+    samples = dict(sampler.sample([prompt["prompt_ids"] for prompt in prompts]))
+    completions = []
+    for place, prompt in enumerate(prompts):
+        completions.append(read_completion(sampler.tokenizer, think_format, prompt, samples[place]))
     return completions
 
 
@@ -625,32 +613,9 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     }
 
 
-class FormatGuard:
-    """Warns if most completions of each of the first three steps are cut off, or if none has the format."""
-
-    def __init__(self, args, limit: str = "max_completion_tokens"):
-        """Takes a training script's `args`, and the name of the one that limits a completion."""
-        self.flag = f"--{limit.replace('_', '-')} {getattr(args, limit)}"
-        self.think_format = args.think_format
-        self.steps_cut_off = 0
-        self.steps_malformed = 0
-
-    def check(self, step: int, metrics: dict[str, float], completions: list[Completion]) -> None:
-        """Looks at all completions of a step (from 1)."""
-        if step > 3 or not PartialState().is_main_process:
-            return
-        self.steps_cut_off += fmean(c.cut_off for c in completions) > 0.5
-        self.steps_malformed += all(c.status != "ok" for c in completions)
-        if self.steps_cut_off == 3:
-            print(
-                f"WARNING: more than half of the completions of three steps were cut off at {self.flag}",
-                flush=True,
-            )
-        if self.steps_malformed == 3:
-            statuses = dict(Counter(c.status for c in completions))
-            layout = THINK_FORMATS[self.think_format].layout
-            print(
-                f"WARNING: no completion of three steps had the format {layout!r} (status in the last: {statuses}): "
-                "is --model warm-started, and in this format?",
-                flush=True,
-            )
+def warn_of_format(step: int, metrics: dict[str, float], completions: list) -> None:
+    """Warns at the third step if no completion has the think format."""
+    if step == 3 and metrics["think/format_ok"] == 0:
+        PartialState().print(
+            "WARNING: no completion has the think format: is --model warm-started, and in --think-format?"
+        )

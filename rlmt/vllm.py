@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import logging
 import os
 import signal
 import socket
@@ -20,21 +19,21 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from accelerate import PartialState
 
 from rlmt.endpoint import hide_key, key_for, open_client
 from rlmt.model import whole_weights
+from rlmt.sampler import Sample, Sampling, wants_vllm
 from utils import DEVICE, compute_dtype, fail, in_one_line
 
 
-def parameters_of(sampling, ends: list[int]) -> dict:
-    """Returns vLLM's names for a Sampling of rlmt/sampler.py and the ids that end a turn."""
+def parameters_of(sampling: Sampling, ends: list[int]) -> dict:
+    """Returns vLLM's names for the sampling and the ids that end a turn."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -80,27 +79,25 @@ class Engine:
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",  # after temperature and top-p, as it samples
             "enforce_eager": not on_gpu,
+            # on a CPU a seeded request fails whose prompt is split among batches
+            "enable_chunked_prefill": on_gpu,
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
             "enable_sleep_mode": on_gpu,  # vLLM cannot sleep on a CPU
+            "seed": PartialState().process_index,
         }
-        if not on_gpu:
-            # a seeded request whose prompt is split among batches fails on a CPU
-            options["enable_chunked_prefill"] = False
         if PartialState().num_processes > 1:
             # vLLM starts no processes of its own: each of this launch samples its own prompts
             options["distributed_executor_backend"] = "external_launcher"
-            options["seed"] = PartialState().process_index
         self.llm = LLM(**options)
         self.sleep()  # until `update` brings the weights to sample from
 
     def complete(
-        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
-    ) -> Iterator[tuple[int, list[int], list[float], bool]]:
-        """Yields (place, token ids, log-probabilities, finished) as completions end.
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
+    ) -> Iterator[tuple[int, Sample]]:
+        """Yields (place, sample) as completions end.
 
-        `prompts`: token ids by place. `seeds`: by place, or empty. `finished` is False if the token limit cut
-        the completion off.
+        `prompts`: token ids by place. `seeds`: by place, or empty.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -119,20 +116,18 @@ class Engine:
                 logprobs = []
                 for token, logprob_of in zip(output.token_ids, output.logprobs, strict=True):
                     logprobs.append(logprob_of[token].logprob)
-                yield int(result.request_id), list(output.token_ids), logprobs, output.finish_reason == "stop"
+                sample = Sample(list(output.token_ids), logprobs, output.finish_reason == "stop")
+                yield int(result.request_id), sample
 
     def update(self, trained: torch.nn.Module) -> None:
         """Copies the policy's weights into this process's engine; all processes must call it."""
         if self.asleep:
-            torch.cuda.empty_cache()  # vLLM 0.24.0 cannot take what torch keeps; 0.31 empties the cache itself
             self.llm.wake_up(tags=["weights"])
         weights = whole_weights(trained)
         if DEVICE == "cuda":
             self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
         else:  # linear layers on a CPU keep packed weights, which load_weights alone does not renew
-            # reload_weights warns of layers without weights: rotary embeddings, and the tied LM head (renewed
-            # below)
-            logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+            # it warns of layers without weights: rotary embeddings, and the tied LM head, renewed below
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             self.llm.apply_model(_pack_tied_head)
         if self.asleep:
@@ -155,9 +150,8 @@ class Engine:
 
 def _pack_tied_head(model: torch.nn.Module) -> None:
     """Renews the packed copy of a tied LM head, which vLLM's reload on a CPU leaves as it was."""
-    head = getattr(model, "lm_head", None)
-    if head is not None and getattr(model.config, "tie_word_embeddings", False):
-        head.quant_method.process_weights_after_loading(head)
+    if model.config.tie_word_embeddings:
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 # --- 2. a server, for a saved model
@@ -239,9 +233,20 @@ def serve(
         stderr=subprocess.DEVNULL,  # no complaint if all have ended
         start_new_session=True,
     )
-    is_wanted = threading.Event()
-    is_wanted.set()
-    threading.Thread(target=_end_run_with, args=(server, is_wanted, model, log), daemon=True).start()
+    is_wanted = True
+
+    def end_run() -> None:
+        """Ends this process if the server ends too early: who waits for replies would wait in vain."""
+        code = server.wait()
+        if is_wanted:
+            print(
+                f"\nerror: vLLM's server of {model} has ended (exit code {code}; -9 if memory ran out); see {log}",
+                file=sys.stderr,
+            )
+            sys.stdout.flush()
+            os._exit(2)  # a thread cannot end the others; whatever is done is on disk
+
+    threading.Thread(target=end_run, daemon=True).start()
     try:
         while True:
             with contextlib.suppress(OSError):
@@ -250,7 +255,7 @@ def serve(
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        is_wanted.clear()
+        is_wanted = False
         server.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(SECONDS_TO_END)
@@ -271,24 +276,6 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
     return environment
 
 
-def _end_run_with(server: subprocess.Popen, is_wanted: threading.Event, model: str, log: Path) -> None:
-    """Ends this process when a server ends that is still wanted: whatever waits for its replies would wait in
-    vain."""
-    code = server.wait()
-    if not is_wanted.is_set():
-        return
-    lines = log.read_text(errors="replace").splitlines()
-    telling = [line for line in lines if "Error" in line] or lines[-1:]
-    last = " ".join(telling[-1:]).strip()[:300]
-    print(
-        f"\nerror: vLLM's server of {model} has ended (exit code {code}; if it was killed, most likely as memory ran "
-        f"out); {log} ends: {last}",
-        file=sys.stderr,
-    )
-    sys.stdout.flush()
-    os._exit(2)  # a thread cannot end the others; whatever is done is on disk
-
-
 @dataclass
 class Server:
     """Samples from a vLLM server, of `serve` or somebody else's, by token ids. It must serve `model` by that
@@ -304,84 +291,67 @@ class Server:
     """See rlmt/endpoint.py."""
     batch_size = None  # it takes all prompts at once
 
-    @property
-    def key(self) -> str:
-        """Returns the key of the server, "" if it has none."""
-        return key_for(self.base_url, self.key_env)
-
     def complete(
-        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
-    ) -> Iterator[tuple[int, list[int], None, bool]]:
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
+    ) -> Iterator[tuple[int, Sample]]:
         """Yields what Engine.complete yields, without log-probabilities."""
-        body = {"model": self.model, "return_token_ids": True, **parameters_of(sampling, ends)}
-        # of somebody else's server, which may take its defaults from the model's generation config
-        body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-        bodies = {place: body | {"prompt": prompt} for place, prompt in prompts.items()}
-        for place, seed in seeds.items():
-            bodies[place]["seed"] = seed
-        with asyncio.Runner() as runner:
-            replies = self._replies(bodies)
-            while reply := runner.run(_next(replies)):
-                yield reply
-
-    async def _replies(self, bodies: dict[int, dict]) -> AsyncIterator[tuple[int, list[int], None, bool]]:
-        """Sends all requests at once, and yields what comes back as it comes."""
         from aiohttp import ClientError
         from openai import APIError
 
-        async with open_client(self).with_options(max_retries=MAX_RETRIES) as client:
+        body = {"model": self.model, "return_token_ids": True, **parameters_of(sampling, ends)}
+        # of somebody else's server, which may take its defaults from the model's generation config
+        body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        key = key_for(self.base_url, self.key_env)
 
-            async def ask(place: int, body: dict) -> tuple[int, list[int], None, bool]:
-                reply = await client.post("/completions", cast_to=str, body=body)
-                choice = json.loads(reply)["choices"][0]
-                return place, choice["token_ids"], None, choice["finish_reason"] == "stop"
+        async def ask(place: int) -> tuple[int, Sample]:
+            request = body | {"prompt": prompts[place], "seed": seeds.get(place)}
+            reply = await client.post("/completions", cast_to=str, body=request)
+            choice = json.loads(reply)["choices"][0]
+            return place, Sample(choice["token_ids"], None, choice["finish_reason"] == "stop")
 
+        with asyncio.Runner() as runner:
+            client = open_client(self.base_url, key).with_options(max_retries=MAX_RETRIES)
+            # all at once: the server has a queue
+            requests = [runner.get_loop().create_task(ask(place)) for place in prompts]
             try:
-                for reply in asyncio.as_completed([ask(*item) for item in bodies.items()]):
-                    yield await reply
+                for reply in asyncio.as_completed(requests):
+                    yield runner.run(reply)
             except (APIError, ClientError) as error:
-                reason = hide_key(in_one_line(error), self.key)
                 fail(
-                    f"{self.base_url}: {reason}; it must be vLLM's server of {self.model}; the same command with "
+                    f"{self.base_url}: {hide_key(in_one_line(error), key)}; it must be vLLM's server of {self.model}; the same command with "
                     "--resume goes on"
                 )
+            finally:
+                runner.run(client.close())
 
     def close(self) -> None:
         """Does nothing: who started the server ends it."""
 
 
-async def _next(replies: AsyncIterator) -> tuple | None:
-    return await anext(replies, None)
-
-
 # --- 3. a server for several commands, as experiments/evaluate.sh starts one
 
 
-@dataclass
-class Args:
-    model: str
-    """Folder or hub name."""
-    log: Path = Path("vllm.log")
-    """File for what the server prints."""
-    rollout: Literal["auto", "vllm", "hf"] = "auto"
-    """As in the evaluation scripts, and the flags below."""
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    tensor_parallel: int = 1
-    data_parallel: int = 0
+def main(
+    model: str,
+    log: Path = Path("vllm.log"),
+    rollout: str = "auto",
+    dtype: str = "auto",
+    tensor_parallel: int = 1,
+    data_parallel: int = 0,
+) -> None:
+    """Prints the URL of a server and keeps it until the parent ends; an empty line if vLLM is not wanted.
 
-
-def main(args: Args) -> None:
-    """Prints the URL of a server and keeps it until the parent ends; an empty line if vLLM is not wanted."""
-    from rlmt.sampler import wants_vllm  # which imports this file where vLLM is wanted
-
+    Args:
+        model: folder or hub name.
+        log: file for what the server prints.
+        rollout, dtype, tensor_parallel, data_parallel: as in the evaluation scripts.
+    """
     parent = os.getppid()
-    if not wants_vllm(args.rollout):
+    if not wants_vllm(rollout):
         print(flush=True)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    with serve(
-        args.model, args.log, "auto", 0.85, args.tensor_parallel, args.data_parallel, args.dtype
-    ) as url:
+    with serve(model, log, dtype=dtype, tensor_parallel=tensor_parallel, data_parallel=data_parallel) as url:
         print(url, flush=True)
         while os.getppid() == parent:
             time.sleep(1)
@@ -390,4 +360,4 @@ def main(args: Args) -> None:
 if __name__ == "__main__":
     import tyro
 
-    main(tyro.cli(Args, return_unknown_args=True)[0])
+    tyro.cli(main, return_unknown_args=True)

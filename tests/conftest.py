@@ -248,8 +248,10 @@ def no_sandbox(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sandbox, "unsafe", False)
     sandbox._needs_own_user.cache_clear()
+    sandbox._bwrap.cache_clear()
     yield
     sandbox._needs_own_user.cache_clear()
+    sandbox._bwrap.cache_clear()
 
 
 @pytest.fixture

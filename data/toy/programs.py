@@ -28,12 +28,14 @@ WORDING = {
     "*2": ["double it"],
     "*3": ["triple it"],
 }
+KIND_OF = {form: kind for kind, forms in WORDING.items() for form in forms}
 STARTS = ["Take x", "Please take x", "I have x"]
 SPLITS = {
     "traces": range(0, 40),
     "prompts": range(40, 80),
     "tasks": range(80, 100),
 }  # percentiles of the hash
+SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 Steps = list[tuple[str, int]]  # (one of + - *, a number)
@@ -43,10 +45,8 @@ Steps = list[tuple[str, int]]  # (one of + - *, a number)
 class Args(SplitArgs):
     slips: float = 0.6
     """Share of the parentheses that matter which the teacher forgets."""
-    model: Path = Path("data/toy/base")
-    """Base model whose vocabulary --base-out extends."""
     base_out: Path | None = None
-    """Folder for that model; with it, no rows are written."""
+    """Folder for data/toy/base with the words of these rows; with it, no rows are written."""
 
 
 # --- 1. prompts and the teacher's answers
@@ -57,9 +57,8 @@ def write_prompt(rng: random.Random) -> tuple[str, Steps]:
     kinds = rng.sample(list(WORDING), rng.randint(2, 3))
     steps = []
     for kind in kinds:
-        sign = kind[0]
         number = int(kind[1:] or rng.randint(1, 20))
-        steps.append((sign, number))
+        steps.append((kind[0], number))
     spoken = []
     for kind, (_, number) in zip(kinds, steps, strict=True):
         spoken.append(rng.choice(WORDING[kind]).format(number))
@@ -74,33 +73,21 @@ def read_prompt(text: str) -> Steps:
 
     Raises ValueError for a text that is not a prompt of this world.
     """
-    kind_of = {}
-    for kind, forms in WORDING.items():
-        for form in forms:
-            kind_of[form.format("N")] = kind
-
+    clauses = text.removesuffix(".").split(", then ")[1:]
     steps = []
-    for clause in text.removesuffix(".").split(", then ")[1:]:
-        kind = kind_of.get(re.sub(r"\d+", "N", clause))
+    for clause in clauses or [text]:  # a text without steps is not a prompt either
+        kind = KIND_OF.get(re.sub(r"\d+", "{}", clause))
         if kind is None:
             raise ValueError(f"not a toy program: {text[:120]!r}")
-        sign = kind[0]
         number = kind[1:] or re.search(r"\d+", clause)[0]
-        steps.append((sign, int(number)))
-    if not steps:
-        raise ValueError(f"not a toy program: {text[:120]!r}")
+        steps.append((kind[0], int(number)))
     return steps
 
 
 def apply(steps: Steps, x: int) -> int:
     """Returns what the steps make of x."""
     for sign, number in steps:
-        if sign == "*":
-            x *= number
-        elif sign == "+":
-            x += number
-        else:
-            x -= number
+        x = SIGNS[sign](x, number)
     return x
 
 
@@ -124,45 +111,27 @@ def solve(steps: Steps, slips: float, rng: random.Random) -> tuple[str, str]:
 
 def evaluate(node: ast.expr, x: int) -> int:
     """Computes an expression of x, integers, + - * and parentheses; raises ValueError for anything else."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](evaluate(node.left, x), evaluate(node.right, x))
-    if isinstance(node, ast.Name) and node.id == "x":
-        return x
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    raise ValueError(f"{ast.unparse(node)[:80]} is beyond + - *")
-
-
-def returned_expression(response: str) -> ast.expr:
-    """Returns the expression of a `def f(x): return EXPRESSION`; raises ValueError for any other response."""
-    try:
-        tree = ast.parse(response.strip())
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"not Python: {error}") from None
-    problem = "not def f(x): return ..."
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
-        raise ValueError(problem)
-    first = tree.body[0].body[0]
-    if not isinstance(first, ast.Return) or first.value is None:
-        raise ValueError(problem)
-
-    # with 0 in place of its expression, the response must be this function to the letter: no other argument,
-    # decorator, annotation or statement
-    expression = first.value
-    first.value = ast.Constant(0)
-    if ast.dump(tree) != ast.dump(ast.parse("def f(x): return 0")):
-        raise ValueError(problem)
-    return expression
+    match node:
+        case ast.BinOp(left, operation, right) if type(operation) in OPERATORS:
+            return OPERATORS[type(operation)](evaluate(left, x), evaluate(right, x))
+        case ast.Name("x"):
+            return x
+        case ast.Constant(int(value)):
+            return value
+    raise ValueError("beyond + - *")
 
 
 def judge(messages: list[dict], response: str) -> dict:
     """Says whether the response's function does the steps of the prompt, for x from -9 to 9."""
     steps = read_prompt(messages[-1]["content"])
-    try:
-        expression = returned_expression(response)
-        right = all(evaluate(expression, x) == apply(steps, x) for x in range(-9, 10))
-    except (ValueError, RecursionError):
-        right = False
+    function = re.match(r"\s*def f\(x\)\s*:\s*return\b\s*((?s:.*))", response)
+    right = False
+    if function:
+        try:
+            expression = ast.parse(function[1], mode="eval").body
+            right = all(evaluate(expression, x) == apply(steps, x) for x in range(-9, 10))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass  # no expression of + - *
     return {"score": float(right), "checks": {"right": right}}
 
 
@@ -177,7 +146,7 @@ def gold(messages: list[dict], response: str) -> float:
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Returns the rows of the three files by name. A program belongs to one split, whatever the seed."""
 
-    def draw(rng: random.Random):
+    def draw(rng):
         text, steps = write_prompt(rng)
 
         def other_fields(split: str) -> dict:
@@ -197,12 +166,9 @@ def write_files(args: Args) -> dict[str, list[dict]]:
 
 def sample_texts() -> list[str]:
     """Returns prompts, thinking and responses in which every word of these rows occurs."""
-    rows = write_files(Args(n_traces=1, n_prompts=500, n_tasks=1))["code_prompts"]
-    texts = [row["messages"][0]["content"] for row in rows]
-    rng = random.Random("vocabulary")
-    for _ in range(500):
-        _, steps = write_prompt(rng)
-        texts += solve(steps, 0.0, rng)
+    texts = []
+    for row in write_files(Args(slips=0.0))["code_traces"]:
+        texts += [row["messages"][0]["content"], row["thinking"], row["response"]]
     return texts
 
 
@@ -211,6 +177,6 @@ if __name__ == "__main__":
     if args.base_out:
         from data.toy.models import extend_base  # here: it loads torch
 
-        extend_base(args.model, args.base_out, sample_texts())
+        extend_base(Path("data/toy/base"), args.base_out, sample_texts())
     else:
         save(write_files(args), args.out, args.seed)

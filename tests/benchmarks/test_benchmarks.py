@@ -115,7 +115,7 @@ def test_popqa(tmp_path, capsys):
     # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same
     # for ones
     assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
-    assert "question 'Q3' fits several tasks" in refused(
+    assert "fits 2 tasks of the data" in refused(
         capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path
     )
     tsv = tmp_path / "popqa.tsv"  # the official file
@@ -186,7 +186,7 @@ def test_mmlu_redux_items(tmp_path, capsys):
     assert score("mmlu_redux", [wrong], folder / "data.json.gz", tmp_path)["accuracy"] == 0
     # by question only where it is the only one
     question = "Which of the following statements is false?"
-    assert "fits several tasks" in refused(
+    assert "fits 4 tasks of the data" in refused(
         capsys, "mmlu_redux", [{"question": question, "response": ""}], folder, tmp_path
     )
     row = {"question": tasks[2]["question"], "response": rows[2]["response"]}

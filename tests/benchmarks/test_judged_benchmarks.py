@@ -85,10 +85,10 @@ def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path
     server = serve(lambda text, n: (200, {"choices": [body]}))
     args = eval_wildbench.Args(judge="j", judge_url=server.url)
     request = shared.judge_request(args, [{"role": "user", "content": "Q"}])
-    reply = shared.ask_judge(args, [request], lambda said: read_verdict(said, "score"), tmp_path, 2)[0]
+    reply = shared.ask_judge(args, [request], lambda said: read_verdict(said, "score"), tmp_path)[0]
     assert reply.value == mark and bool(reply.error) == (mark is None)
     assert shared.said(reply) == ("" if mark is None else '{"score": "7"}')
-    assert len(server.requests) == (1 if mark else 2)
+    assert len(server.requests) == (1 if mark else 4)
 
 
 # --- AlpacaEval 2

@@ -1,35 +1,33 @@
-"""eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and whole runs
-with simulators that misbehave over real HTTP and with the toy base model."""
+"""eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and a whole run
+with the toy base model, with a program and an endpoint as simulators."""
 
 import csv
 import json
-import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 import eval_sentient
-import page
-import utils
 from benchmarks import sentient
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
-from rlmt.data import read_log
-from test_simulated_user import dialogue, shared, write
+from rlmt.data import read_log, read_rows, write_jsonl
+from test_simulated_user import PROFILE, dialogue, shared
 
 ROOT = Path(__file__).parents[2]
-USERS = f"{ROOT}/data/toy/users.py"
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped
 
 
-def talk(*turns: tuple[str, int]) -> dict:
+def talk(*turns: tuple[str, int], name: str = "anna") -> dict:
     """A dialogue in which each reply changes the emotion by so much."""
-    return dialogue(FREE, *[(reply, change, "Hm.") for reply, change in turns])
+    changes = [(reply, change, "Hm.") for reply, change in turns]
+    return dialogue(FREE, *changes, profile=PROFILE | {"id": name})
 
 
-def rescore(path: str, tmp_path: Path, **flags) -> dict:
+def rescore(path: Path, tmp_path: Path, **flags) -> dict:
     out = tmp_path / "new" / "o.json"
-    eval_sentient.main(eval_sentient.Args(from_dialogues=path, out=str(out), **flags))
+    eval_sentient.main(eval_sentient.Args(from_dialogues=str(path), out=str(out), **flags))
     return json.loads(out.read_text())
 
 
@@ -40,7 +38,7 @@ def test_the_published_scores(tmp_path):
     """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool
     wrote."""
     for expected in csv.DictReader(open(shared("expected.csv"))):
-        path = str(shared(f"{expected['simulator']}_simulator__{expected['model']}.jsonl.gz"))
+        path = shared(f"{expected['simulator']}_simulator__{expected['model']}.jsonl.gz")
         out = rescore(path, tmp_path)
         assert out["mean_emotion"] == float(expected["mean_final_emotion"])
         assert out["success"] == int(expected["n_final_ge_100"])
@@ -50,29 +48,33 @@ def test_the_published_scores(tmp_path):
         # nine answers: the user does not answer the tenth reply
         curve = out["emotion_curve"]
         assert (len(curve), curve[0], curve[-1]) == (10, 40, pytest.approx(out["mean_emotion"]))
-        for stored in sentient.read(path):
-            first, *later = sentient.turns_of_user(stored)
+        for stored in read_rows(path):
+            first, *later = [turn for turn in stored["history"] if turn["role"] == "user"]
             emotion = first["emotion-point"]
             assert emotion == sim.SAGE["start"]
             for turn in later:
                 holds_change = turn if "change" in turn else turn["planning"]
                 emotion = sim.new_emotion(emotion, holds_change["change"], sim.SAGE)
-                is_over = sim.ending(emotion, turn["content"], sim.language(first["content"]), sim.SAGE)
+                is_over = sim.ending(emotion, turn["content"], sim.SAGE)
                 assert turn["emotion-point"] == emotion and (turn is later[-1] or not is_over)
             assert stored["emo_point"] == emotion
 
 
-def test_a_curve_ends_at_the_sentient_score():
+def test_a_score_by_hand():
     long = talk(("a", 10), ("b", -20), ("c", 5))  # 40 50 30 35
-    short = talk(("a", 20))  # 40 60, and stays there
+    short = talk(("a", 60))  # 40 100, and stays there
     broken = talk(("a", 10))  # 40 50, then a malformed reply: 0
-    sim.add_split_turn(broken, FREE, "b", utils.split_thinking("b", "think"), False)
+    sim.add_model_turn(broken, FREE, "b", "think")
     lost = talk(("a", 10))
     sim.end_without_score(lost, "no reply")
-    dialogues = [long, short, broken, lost]
-    curve = sentient.emotion_curve(dialogues)
-    assert curve == pytest.approx([40, 160 / 3, 90 / 3, 95 / 3])
-    assert curve[-1] == sim.score(dialogues)["mean_emotion"]
+    args = eval_sentient.Args(max_invalid=0.25)
+    out = sentient.score(args, [long, short, broken, lost])
+    assert out["emotion_curve"] == pytest.approx([40, 200 / 3, 130 / 3, 135 / 3])
+    assert out["mean_emotion"] == 135 / 3 and (out["success"], out["failure"]) == (1, 1)
+    assert (out["n"], out["n_invalid"], out["mean_turns"]) == (4, 1, (4 + 2 + 2) / 3)
+    assert out["format_ok"] == 6 / 7 and out["ended"] == {"": 2, "bad_format": 1, "simulator_failed": 1}
+    args.max_invalid = 0.2
+    assert sentient.score(args, [long, short, broken, lost])["mean_emotion"] is None
 
 
 # --- strategies and capabilities
@@ -89,17 +91,21 @@ def test_frequencies_and_contributions_by_hand():
     assert scores["Deep Empathy"] == {"n": 0, "frequency": 0, "n_changes": 0, "contribution": None}
 
 
+MARKS = dict(zip(sentient.CAPABILITIES, (1, 2, 3, 4, 5), strict=True))
+NO_STRATEGIES = (
+    "",
+    "[]",
+    '{"1": "A-1"}',
+    '{"1": ["A-9"]}',
+    '{"2": ["A-1"]}',
+    '{"1": [["A-1"]]}',
+    '{"1": null}',
+)
+
+
 def test_what_a_judge_says_is_read_strictly():
     assert sentient.read_strategies('So: {"2": [], "1": ["A-1", "E-1"]}') == [["A-1", "E-1"], []]
-    for text in (
-        "",
-        "[]",
-        '{"1": "A-1"}',
-        '{"1": ["A-9"]}',
-        '{"2": ["A-1"]}',
-        '{"1": [["A-1"]]}',
-        '{"1": null}',
-    ):
+    for text in NO_STRATEGIES:
         with pytest.raises(ValueError):
             sentient.read_strategies(text)
     assert sentient.read_marks(json.dumps(MARKS | {"reasons": "r"})) == MARKS
@@ -108,92 +114,90 @@ def test_what_a_judge_says_is_read_strictly():
             sentient.read_marks(json.dumps(MARKS | {"Core Insight": bad}))
 
 
-MARKS = dict(zip(sentient.CAPABILITIES, (1, 2, 3, 4, 5), strict=True))
+def test_a_judge_of_stored_dialogues(serve, tmp_path):
+    """The first reply to each request is unreadable; no reply about Cid is, and Dan's replies are miscounted."""
+
+    def behave(text: str, n: int) -> str:
+        if n == 0 or "I am Cid" in text:
+            return "Well."
+        if "Which of these strategies" not in text:
+            return json.dumps(MARKS | {"Core Insight": 5 if text.startswith("MINE") else 1})
+        n_replies = text.count("\nREPLY ") + ("I am Dan" in text)
+        return json.dumps({str(i): ["B-2"] for i in range(1, n_replies + 1)})
+
+    dialogues = [talk((f"I am {name}", 10), ("Go on", 4), name=name) for name in ("Ann", "Bob", "Cid", "Dan")]
+    write_jsonl(tmp_path / "dialogues.jsonl", dialogues)
+    template = tmp_path / "mine.txt"
+    template.write_text("MINE {$dialogue} {$keys}")
+    flags = {"judge": "j", "judge_url": serve(behave).url, "template": str(template), "max_invalid": 0.5}
+    out = rescore(tmp_path / "dialogues.jsonl", tmp_path, **flags)
+    numbers = {"n": 4, "frequency": 1, "n_changes": 4, "contribution": 7}
+    assert out["strategies"]["Deep Empathy"] == numbers and out["strategies"]["n_invalid"] == 2
+    assert out["capabilities"]["Core Insight"]["mean"] == 5 and out["capabilities"]["n_invalid"] == 1
+    judged = read_log(tmp_path / "new" / "judged.jsonl")
+    assert [row["strategies"] for row in judged] == [[["B-2"]] * 2] * 2 + [None] * 2
+    assert judged[3]["capabilities"] == MARKS | {"Core Insight": 5} and judged[2]["capabilities"] is None
+    flags["max_invalid"] = 0.3
+    out = rescore(tmp_path / "dialogues.jsonl", tmp_path, **flags)
+    assert out["strategies"] == {"n": 4, "n_invalid": 2} and "Core Insight" in out["capabilities"]
 
 
-def judge(text: str, n: int) -> str:
-    """The first reply to each prompt is unreadable. It never understands what Cid said, and miscounts Dan's
-    replies."""
-    if n == 0 or "I am Cid" in text:
-        return "Well."
-    if "MINE" in text:
-        return json.dumps(MARKS | {"Core Insight": 5})
-    if "Which of these strategies" not in text:
-        return json.dumps(MARKS)
-    n_replies = text.count("\nREPLY ") + ("I am Dan" in text)
-    return json.dumps({str(i): ["B-2"] for i in range(1, n_replies + 1)})
+# --- a whole run
 
 
-# --- runs with a model and simulators behind an endpoint
-
-
-def change(text: str) -> int:
-    return random.Random(text).randint(-15, 15)
-
-
-def heard(dialogue: dict) -> list[tuple]:
-    return [(turn["role"], turn["content"], turn.get("emotion-point")) for turn in dialogue["history"]]
-
-
-# --- runs with the toy base model
-
-
-def toy_args(tmp_path: Path, **changes) -> eval_sentient.Args:
-    fields = {
-        "model": str(ROOT / "data" / "toy" / "base"),
-        "profiles": write(tmp_path / "users.jsonl", toy_users.profiles(6, 0, "test")),
-        "simulator": f"{USERS}:user",
-        "held_out_simulator": f"{USERS}:held_out_user",
+def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
+    server = serve(lambda text, n: "Response: Go on." if "Origin:" in text else "Change: +3")
+    run = tmp_path / "run"
+    write_jsonl(tmp_path / "users.jsonl", toy_users.profiles(6, 0, "test"))
+    flags = {
+        "model": f"{ROOT}/data/toy/base",
+        "profiles": str(tmp_path / "users.jsonl"),
+        "simulator": f"{ROOT}/data/toy/users.py:user",
+        "held_out_simulator": "m",
+        "held_out_simulator_url": server.url,
         "rollout": "hf",
         "chat_template": "plain",
         "temperature": 1.0,
         "max_tokens": 16,
         "batch_size": 2,
-        "out": str(tmp_path / "run"),
+        "out": str(run),
         **toy_users.TOY,
     }
-    return eval_sentient.Args(**fields | changes)
-
-
-def test_toy_model_from_end_to_end_and_after_a_kill(tmp_path, monkeypatch):
-    eval_sentient.main(toy_args(tmp_path))
-    run = tmp_path / "run"
+    eval_sentient.main(eval_sentient.Args(**flags))
     summary = json.loads((run / "summary.json").read_text())
-    setting = {**sim.SAGE, **toy_users.TOY}
+    dialogues = read_log(run / "dialogues.jsonl")
+    setting = sim.SAGE | toy_users.TOY
     texts = set()
-    for suffix, user in (("", toy_users.user), ("_held_out", toy_users.held_out_user)):
-        dialogues = read_log(run / f"dialogues{suffix}.jsonl")
-        numbers = summary[f"simulator{suffix}"]
-        assert numbers["mean_emotion"] == sum(row["emo_point"] for row in dialogues) / 6
-        assert page.read_rows(run, f"dialogues{suffix}.jsonl")["gold"].mean() == numbers["mean_emotion"]
-        for row in dialogues:
-            again = sim.start(row["profile"], setting)
-            for turn in row["history"]:
-                if turn["role"] == "assistant":
-                    texts.add(turn["text"])
-                    sim.add_model_turn(again, setting, turn["text"], "plain", turn["status"] != "truncated")
-                    sim.user_turns([again], setting, user)
-            assert heard(again) == heard(row) and again["ended"] == row["ended"]
+    for row in dialogues:
+        again = sim.start(row["profile"], setting)
+        for turn in row["history"]:
+            if turn["role"] == "assistant":
+                texts.add(turn["text"])
+                sim.add_model_turn(again, setting, turn["text"], "plain", turn["status"] != "truncated")
+                again["history"][-1]["n_tokens"] = turn["n_tokens"]
+                sim.user_turns([again], setting, toy_users.user)
+        assert again == row
     assert len(texts) > 6  # sampled, not repeated
+    assert summary["simulator"]["mean_emotion"] == sum(row["emo_point"] for row in dialogues) / 6
+    # the endpoint's user answers two of three replies
+    assert summary["simulator_held_out"]["emotion_curve"] == [40, 43, 46]
+    index = {
+        (line["benchmark"], line["metric"]): line for line in csv.DictReader(open(tmp_path / "runs.csv"))
+    }
+    assert float(index["sentient_held_out", "mean_emotion"]["value"]) == 46
 
-    # a kill after any turn: the same dialogues
-    names = ("dialogues.jsonl", "dialogues_held_out.jsonl")
-    whole = [(run / name).read_text() for name in names]
-    for n_written in (2, 6):
-        (run / "summary.json").unlink()
-        for name in names:
-            (run / name).unlink()
-        kept = []
-
-        def write_then_die(path, rows, kept=kept, n_written=n_written):
-            if len(kept) == n_written:
-                raise KeyboardInterrupt
-            kept.append(path)
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-        with monkeypatch.context() as patch:
-            patch.setattr(eval_sentient, "write_jsonl", write_then_die)
-            with pytest.raises(KeyboardInterrupt):
-                eval_sentient.main(toy_args(tmp_path, resume=True))
-        eval_sentient.main(toy_args(tmp_path, resume=True))
-        assert [(run / name).read_text() for name in names] == whole
+    # a kill after the first batch's first reply: the same dialogues, and nothing is asked again
+    killed = tmp_path / "killed"
+    shutil.copytree(run, killed)
+    (killed / "summary.json").unlink()
+    for suffix in ("", "_held_out"):
+        rows = read_log(killed / f"dialogues{suffix}.jsonl")
+        for number, row in enumerate(rows):
+            row["history"] = row["history"][: 1 + (number < 2)]
+            row |= {"emo_point": 40, "emo_state": "Emotion-B", "ended": ""}
+        write_jsonl(killed / f"dialogues{suffix}.jsonl", rows)
+    n_asked = len(server.requests)
+    eval_sentient.main(eval_sentient.Args(**flags | {"out": str(killed), "resume": True}))
+    assert len(server.requests) == n_asked
+    for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
+        assert (killed / name).read_text() == (run / name).read_text()

@@ -12,19 +12,15 @@ from benchmarks import traits
 
 WORDS = ("budget", "theme", "step")  # the traits of the plans here; all plans have as many steps
 
-# --- plans and a judge
-
 
 def plan(**counts: int) -> str:
     """A plan that has every word so many times, among headings and text in braces."""
-    lines = [f"- {word} {{n}}" for word, n in counts.items() for _ in range(n)]
-    return "# Plan 1\nFirst of all {this}.\n" + "\n".join(lines) + "\n"
+    return "# Plan 1\nFirst {this}.\n" + "".join(f"- {word} {{n}}\n" * n for word, n in counts.items())
 
 
 def row(i: int, thinking: str, **more) -> dict:
     messages = [{"role": "user", "content": f"Plan dinner number {i} {{for 2}}."}]
-    common = {"id": f"t{i}", "messages": messages, "thinking": thinking, "status": "ok", "temperature": 0.7}
-    return common | more
+    return {"id": f"t{i}", "messages": messages, "thinking": thinking, "status": "ok"} | more
 
 
 def write(path: Path, rows: list[dict]) -> str:
@@ -33,97 +29,28 @@ def write(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-@pytest.fixture
-def files(tmp_path) -> dict[str, str]:
-    """40 prompts. budget: the RL checkpoint has more in 30, as many in 6, fewer in 4; theme: 10, 0, 30."""
-    rl = []
-    for i in range(40):
-        budget = (i < 30) + (i < 36)
-        rl.append(row(i, plan(budget=budget, theme=3 * (i < 10), step=2)))
-    sft = [row(i, plan(budget=1, theme=1, step=2)) for i in range(40)]
-    return {
-        "generations": write(tmp_path / "rl-secret" / "generations.jsonl", rl),
-        "baseline": write(tmp_path / "sft-secret" / "generations.jsonl", sft),
-    }
-
-
-def trait(word: str) -> dict:
-    return {"name": f"More {word}", "description": f"uses the word '{word}'"}
-
-
-def traits_file(path: Path, words=WORDS) -> str:
-    path.write_text(json.dumps({"traits": [trait(word) for word in words]}))
-    return str(path)
-
-
-def plans_of(text: str) -> list[tuple[str, str]]:
-    found = re.findall(r"<plan 1>\n(.*?)\n</plan 1>\s*<plan 2>\n(.*?)\n</plan 2>", text, re.S)
-    assert found
-    return found
-
-
-def counting_judge(text: str, n: int = 0) -> str:
-    """Reads what it is sent, counts words in the two plans, and replies to all three kinds of request."""
-    if "Several readers" in text:
-        words = [word for word in WORDS if f"'{word}'" in text]
-        return json.dumps({"traits": [trait(word) for word in words]})
-    pairs = plans_of(text)
-    if "# Traits" not in text:
-        first, second = ["".join(plans) for plans in zip(*pairs)]
-        words = [word for word in WORDS if first.count(word) != second.count(word)]
-        return json.dumps({"traits": [trait(word) for word in words]})
-    verdicts = {"comparison": "I {counted}."}
-    for i, word in enumerate(re.findall(r"^T\d+\. .*'(\w+)'$", text, re.M), 1):
-        first, second = [plan.count(word) for plan in pairs[0]]
-        verdicts[f"T{i}"] = "same" if first == second else "12"[second > first]
-    return "```json\n" + json.dumps(verdicts) + "\n```"
-
-
-def run(server, out: Path, files: dict, **more) -> dict:
-    traits.main(traits.Args(**files, judge="j", judge_url=server.url, out=str(out), **more))
-    return json.loads((out / "summary.json").read_text())
-
-
-def sent(server) -> list[str]:
-    return [request["messages"][-1]["content"] for request, _ in server.requests]
-
-
-# --- arithmetic by hand
-
-TRAITS = [{"name": "a", "description": "A"}]
+# --- win rates by hand
 
 
 def score(orders: list[tuple], max_invalid: float = 1.0) -> dict:
     """The score of what the judge said with --generations' plan first, and second; None: nothing that can be
     read."""
     rows = []
-    for i, pair in enumerate(orders):
-        for model_is, choice in enumerate(pair, 1):
-            choices = {"a": choice} if choice else None
-            rows.append({"id": i, "model_is": model_is, "choices": choices, "invalid": "prose"})
-    return traits.score_verdicts(rows, TRAITS, max_invalid, 0)
+    for pair in orders:
+        for choice in pair:
+            rows.append({"choices": [choice] if choice else None, "invalid": "prose"})
+    return traits.score_verdicts(rows, [{"name": "a", "description": "A"}], max_invalid, 0)
 
 
 @pytest.mark.parametrize(
     "orders, rate, counts, flips, n",
     [
-        ([("1", "2")], 1.0, (2, 0, 0), 0.0, 1),
         ([("same", "same")], 0.5, (0, 2, 0), 0.0, 1),
         ([("1", "1")], 0.5, (1, 0, 1), 1.0, 1),
-        (
-            [("1", "2"), ("1", "2"), ("same", "1"), ("2", "1")],
-            0.5625,
-            (4, 1, 3),
-            0.25,
-            4,
-        ),  # (2 + 2 + 0.5 + 0) / 8
-        (
-            [("1", "2"), ("1", None), (None, "1"), (None, None)],
-            1.0,
-            (2, 0, 0),
-            0.0,
-            1,
-        ),  # one order counts for nothing
+        # (2 + 2 + 0.5 + 0) / 8
+        ([("1", "2"), ("1", "2"), ("same", "1"), ("2", "1")], 0.5625, (4, 1, 3), 0.25, 4),
+        # one order counts for nothing
+        ([("1", "2"), ("1", None), (None, "1"), (None, None)], 1.0, (2, 0, 0), 0.0, 1),
     ],
 )
 def test_win_rate_by_hand(orders, rate, counts, flips, n):
@@ -132,24 +59,17 @@ def test_win_rate_by_hand(orders, rate, counts, flips, n):
     assert (found["win_rate"], found["flip_rate"], out["n"]) == (rate, flips, n)
     assert (found["wins"], found["ties"], found["losses"]) == counts
     assert out["n_left_out"] == len(orders) - n and out["n_replies"] == 2 * len(orders)
-    assert out["n_invalid"] == sum(pair.count(None) for pair in orders)
+    if n < len(orders):  # half of the replies cannot be read
+        assert out["n_invalid"] == 4
+        found = score(orders, max_invalid=0.4)["traits"]["a"]
+        assert found["win_rate"] is None and found["withheld"] == rate
 
 
 # --- what can be read, and what cannot
 
-
-MALFORMED = ["", "1", "same", "null", "[]", "{}", "T1: 1, T2: 2", '{"T1": "1"}', '{"t1": "1", "t2": "2"}']
-MALFORMED += [
-    '{"T1": "1", "T1": "2", "T2": "1"}',
-    '{"T1": "1", "T2": "2", "note": "x"}',
-    '{"T1": "1", "T2": "2"',
-]
-MALFORMED += [
-    '[{"T1": "1", "T2": "2"}]',
-    '{"T1": "1", "T2": "2"} or {"T1": "2", "T2": "2"}',
-    "{" * 5000,
-    "}{",
-]
+MALFORMED = ["", "1", "null", "[]", "{}", "T1: 1, T2: 2", '{"T1": "1"}', '{"t1": "1", "t2": "2"}', "}{"]
+MALFORMED += ['{"T1": "1", "T1": "2", "T2": "1"}', '{"T1": "1", "T2": "2", "x": "y"}', "{" * 5000]
+MALFORMED += ['[{"T1": "1", "T2": "2"}]', '{"T1": "1", "T2": "2"} or {"T1": "2", "T2": "2"}']
 for value in ('""', "null", "true", "1.0", "3", '"1 "', '"Same"', '"plan 2"', '["1"]', '"１"', "NaN"):
     MALFORMED.append(f'{{"T1": "1", "T2": {value}}}')
 
@@ -163,57 +83,104 @@ def test_no_malformed_reply_is_a_verdict_or_a_trait(text):
 
 
 def test_lists_of_traits():
-    text = 'Traits:\n{"traits": [{"name": " Budget \\n first ", "description": "d", "example": "x"}]}'
+    text = 'Traits:\n{"traits": [{"name": " Budget first ", "description": "d", "example": "x"}]}'
     assert traits.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
     assert traits.read_traits('{"traits": []}', 1) == []
     good = {"name": "n", "description": "d"}
-    for listed in (
-        None,
-        good,
-        [1],
-        [{"name": "n"}],
-        [good | {"name": " "}],
-        [good, good | {"name": "N "}],
-        [good] * 4,
-    ):
+    empty = good | {"description": " "}
+    numbered = [{"name": name, "description": "d"} for name in "abcd"]
+    for listed in (None, good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
         with pytest.raises(ValueError):
             traits.read_traits(json.dumps({"traits": listed}), 3)
 
 
-# --- pairs
+# --- pairs of plans
+
+
+def test_the_latest_plan_of_a_prompt_is_used(tmp_path):
+    ours = [
+        row(1, "old", step=1),
+        row(1, "latest", step=2),
+        row(1, "second of the step", step=2),
+        row(1, "greedy", step=3, temperature=0.0),
+        row(2, "cut off", status="truncated"),
+        row(3, " "),
+        row(4, "alone"),
+    ]
+    for plan_of_1 in ours[:3]:
+        plan_of_1["temperature"] = 0.7
+    theirs = [row(i, "theirs", temperature=0.7) for i in (1, 2, 3)]
+    args = traits.Args(
+        generations=write(tmp_path / "a.jsonl", ours),
+        baseline=write(tmp_path / "b.jsonl", theirs),
+        temperature=0.7,
+    )
+    [pair] = traits.match_plans(args)
+    assert (pair["id"], pair["model"], pair["baseline"]) == ("t1", "latest", "theirs")
 
 
 # --- whole runs
 
 
-def test_a_known_difference_gives_the_known_win_rates(serve, files, tmp_path):
-    server = serve(counting_judge)
-    chosen = traits_file(tmp_path / "t.json")
-    out = run(server, tmp_path / "run", files, traits=chosen)
-    rates = {name: found["win_rate"] for name, found in out["traits"].items()}
-    assert rates == {"More budget": 0.825, "More theme": 0.25, "More step": 0.5}
-    budget = out["traits"]["More budget"]
-    assert (budget["wins"], budget["ties"], budget["losses"], budget["flip_rate"]) == (60, 12, 8, 0)
-    assert budget["interval"][0] < 0.825 < budget["interval"][1]
-    assert (out["n"], out["n_left_out"], out["n_replies"], out["n_invalid"], len(sent(server))) == (
-        40,
-        0,
-        80,
-        0,
-        80,
-    )
-    assert not any("secret" in text or "sft" in text.lower() for text in sent(server))  # names are hidden
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert {line["metric"]: float(line["value"]) for line in index} == rates
+def counting_judge(text: str, n: int) -> str:
+    """Reads what it is sent, counts words in the plans, and replies to all three kinds of request. The first
+    reply to each is unreadable."""
+    listed = [{"name": f"More {word}", "description": f"uses the word '{word}'"} for word in WORDS]
+    if n == 0:
+        return "Well."
+    if "Several readers" in text:
+        return json.dumps({"traits": [trait for trait in listed if trait["description"] in text]})
+    pairs = re.findall(r"<plan 1>\n(.*?)\n</plan 1>\s*<plan 2>\n(.*?)\n</plan 2>", text, re.S)
+    first, second = ["".join(plans) for plans in zip(*pairs)]
+    if "# Traits" not in text:
+        differs = [first.count(word) != second.count(word) for word in WORDS]
+        return json.dumps({"traits": [trait for trait, found in zip(listed, differs) if found]})
+    verdicts = {"comparison": "I {counted}."}
+    for i, word in enumerate(re.findall(r"^T\d+\. .*'(\w+)'$", text, re.M), 1):
+        more = second.count(word) - first.count(word)
+        verdicts[f"T{i}"] = "same" if more == 0 else "12"[more > 0]
+    return "```json\n" + json.dumps(verdicts) + "\n```"
 
-    swapped = dict(zip(files, reversed(files.values())))
-    again = run(serve(counting_judge), tmp_path / "swapped", swapped, traits=chosen)["traits"]
-    assert {name: 1 - found["win_rate"] for name, found in again.items()} == pytest.approx(rates)
+
+def run(server, out: Path, files: list[str], **more) -> dict:
+    names = dict(zip(("generations", "baseline"), files))
+    traits.main(traits.Args(**names, judge="j", judge_url=server.url, out=str(out), **more))
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_a_known_difference_gives_the_known_win_rates(serve, tmp_path):
+    """Of 40 prompts the RL checkpoint has budget more often in 30, as often in 6; theme in 10, and in none."""
+    rl = []
+    for i in range(40):
+        rl.append(row(i, plan(budget=(i < 30) + (i < 36), theme=3 * (i < 10), step=2)))
+    sft = [row(i, plan(budget=1, theme=1, step=2)) for i in range(40)]
+    files = [write(tmp_path / "rl-secret" / "g.jsonl", rl), write(tmp_path / "sft-secret" / "g.jsonl", sft)]
+    server = serve(counting_judge)
+    out = run(server, tmp_path / "run", files, extract_pairs=12)
+    sent = [request["messages"][-1]["content"] for request, _ in server.requests]
+    assert not any("secret" in text for text in sent)  # names are hidden
+    assert len(set(sent)) == 3 + 1 + 2 * 28  # batches of five pairs, a merge, both orders of the others
+
+    found = json.loads((tmp_path / "run" / "traits.json").read_text())
+    compared = [i for i in range(40) if f"t{i}" not in found["prompts"]]
+    budget = [(i < 30) + (i < 36) for i in compared]
+    n_theme = sum(i < 10 for i in compared)
+    rates = {name: numbers["win_rate"] for name, numbers in out["traits"].items()}
+    assert rates == pytest.approx({"More budget": sum(budget) / 56, "More theme": n_theme / 28})
+    numbers = out["traits"]["More budget"]
+    assert (numbers["wins"], numbers["ties"]) == (2 * budget.count(2), 2 * budget.count(1))
+    assert numbers["interval"][0] < numbers["win_rate"] < numbers["interval"][1]
+    assert (out["n"], out["n_left_out"], out["n_invalid"]) == (28, 0, 0)
+    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    assert {line["metric"]: float(line["value"]) for line in index} == pytest.approx(rates)
+
+    # the traits of that run, without the prompts that it took them from
+    chosen = str(tmp_path / "run" / "traits.json")
+    again = run(serve(counting_judge), tmp_path / "swapped", files[::-1], traits=chosen)
+    assert again["n"] == 28 and again["fingerprint"] != out["fingerprint"]
+    swapped = {name: 1 - numbers["win_rate"] for name, numbers in again["traits"].items()}
+    assert swapped == pytest.approx(rates)
     # a judge that likes the first place finds nothing
-    likes_first = serve(lambda text, n: '{"T1": "1", "T2": "2", "T3": "same"}')
+    likes_first = serve(lambda text, n: '{"T1": "1", "T2": "same"}')
     found = run(likes_first, tmp_path / "first", files, traits=chosen)["traits"].values()
-    assert [(numbers["win_rate"], numbers["flip_rate"]) for numbers in found] == [
-        (0.5, 1),
-        (0.5, 1),
-        (0.5, 0),
-    ]
+    assert [(numbers["win_rate"], numbers["flip_rate"]) for numbers in found] == [(0.5, 1), (0.5, 0)]

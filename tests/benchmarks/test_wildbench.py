@@ -156,7 +156,8 @@ TASK = {
 
 
 def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> str:
-    fields = wildbench.judge_fields(TASK, protocol, mode, **candidates)
+    args = eval_wildbench.Args(mode=mode, protocol=protocol)
+    fields, _ = wildbench.judge_fields(args, TASK, **candidates)
     return fill_messages(template, fields)[0]["content"]
 
 
@@ -291,7 +292,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
         expected.append(0 if verdict["skipped"] else 0.5 * sign)
     out = numbers(tmp_path / "run")
     assert out["wb_reward"] == pytest.approx(100 * np.mean(expected)) and out["n_invalid"] == 0
-    rewards = [verdict["reward"] for verdict in verdicts if "reward" in verdict]  # each answer in both orders
+    rewards = [
+        verdict["reward"] for verdict in verdicts if verdict["reward"] is not None
+    ]  # each answer in both orders
     assert 0 < len(rewards) < 16 and out["proxy_reward"] == pytest.approx(np.mean(rewards))
 
     before = len(server.requests)

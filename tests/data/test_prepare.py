@@ -293,7 +293,6 @@ def test_traces_as_the_authors_have_them(tmp_path):
     "kind, line, parts",
     [
         ("wildchat-if", '{"messages": [', ["not JSON"]),
-        ("wildchat-if", "[1]", ["not a JSON object but [1]"]),
         ("wildchat-if", '{"id": "x", "text": "q"}', ["'prompt' must be a text or", "the row has id, text"]),
         ("verifiable", '{"prompt": "Hi"}', ["no field answer or tests"]),
         (

@@ -263,7 +263,9 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     noise,
 )
 def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
-    after = after.replace("</think>", "")  # what stands before it is thinking, not a reply
+    # what stands before it is thinking, not a reply
+    after = after.replace("</think>", "")
+    reason = reason.replace("</think>", "")
     wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
     assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
     assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice

@@ -283,7 +283,7 @@ def test_the_reward_of_the_readme_has_an_option(tmp_path, monkeypatch):
     )
     brief = rewards.read_parts(args)[1]
     rows = [{"id": "a", "status": "ok", "n_tokens": n} for n in (5, 15)]
-    assert rewards.call(brief, rows, {}) == pytest.approx([0.0, -0.01])
+    assert rewards.call(brief, rows, None, 2, 100) == pytest.approx([0.0, -0.01])
 
 
 # --- the script of docs/rewards.md

@@ -39,6 +39,20 @@ def test_the_block_that_defines_what_is_tested_counts(response, program):
     assert find_program(response.replace("{f}", GOOD), {"f"}) == program.replace("{f}", GOOD)
 
 
+CALLS = {"fn_name": "f", "inputs": [[3], [2]], "outputs": [10, 5]}
+SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+READER = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def calls(*inputs_and_outputs):
+    """calls([arguments], result, ...) of the function g."""
+    return {
+        "fn_name": "g",
+        "inputs": list(inputs_and_outputs[::2]),
+        "outputs": list(inputs_and_outputs[1::2]),
+    }
+
+
 CASES = [  # program, tests, entry_point, value with `partial`
     (GOOD, TESTS, "", 1.0),
     (f"import time\n{GOOD} + (x == 2 and time.sleep(99))", TESTS, "", 0.5),  # one test takes all the time
@@ -66,6 +80,44 @@ CASES = [  # program, tests, entry_point, value with `partial`
     ("from collections import Counter as c", ["assert c('aab') == {'a': 2, 'b': 1}"], "c", 1.0),
     ("from fractions import Fraction\ndef h(): return Fraction(1, 2)", ["assert h() == 0.5"], "", 1.0),
     ("import time\ndef loop(): time.sleep(99)", ["assert loop() is None"], "", 0.0),
+    (
+        f"import threading, time\n{GOOD}\nthreading.Thread(target=time.sleep, args=[99]).start()",
+        TESTS,
+        "",
+        1.0,
+    ),
+    # calls
+    (GOOD, CALLS, "", 1.0),
+    (f"import time\n{GOOD} + (x == 2 and time.sleep(99))", CALLS, "", 0.5),
+    ("class Solution:\n    def f(self, x): return 10", CALLS, "", 0.5),
+    ("def g(*a): return {1: (a, None)}", calls([[2], "x"], {"1": [[[2], "x"], None]}), "", 1.0),
+    ("seen = []\ndef g(a):\n    seen.append(a)\n    return seen", calls([1], [1]), "", 1.0),
+    (
+        "import numpy as np\ndef g(): return [np.int64(1), np.bool_(1), 0.5]",
+        calls([], [1, True, 0.5]),
+        "",
+        1.0,
+    ),
+    ("from fractions import Fraction\ndef g(): return Fraction(1, 2)", calls([], 0.5), "", 1.0),
+    ("def g(): return {1}", calls([], [1]), "", 0.0),
+    ("def g(): print(end='no end of a line')", calls([], None), "", 1.0),
+    ("def g(): print(end='[null]'); raise SystemExit", calls([], None), "", 0.0),
+    # stdin and stdout
+    (READER, SUMS, "", 1.0),
+    ("import os, sys\na, b = os.read(0, 9).split()\nprint(f' {int(a) + 2} \\n')\nsys.exit()", SUMS, "", 0.5),
+    (
+        "def main():\n    print(sum(map(int, open(0).read().split())))\nif __name__ == '__main__': main()",
+        SUMS,
+        "",
+        1.0,
+    ),
+    (
+        "import threading\ndef main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
+        SUMS,
+        "",
+        1.0,
+    ),
+    (f"{READER}\nraise SystemExit(1)", SUMS, "", 0.0),
 ]
 
 
@@ -73,17 +125,20 @@ def test_values(needs_sandbox):
     rows = []
     for program, tests, entry_point, _ in CASES:
         rows.append(row(f"```python\n{program}\n```", tests=tests, entry_point=entry_point))
-    assert verified.code(rows, partial=True, timeout=2.0) == [value for *_, value in CASES]
-    assert verified.code([rows[0], rows[1], row("no tests")], value=10.0) == [10.0, 0.0, None]
-    assert verified.code([row("```\ndef f", "truncated", tests=TESTS)], no_eos=-1.0) == [-1.0]
+    values = [value for *_, value in CASES]
+    assert verified.code(rows, partial=True, timeout=2.0) == values
+    assert verified.code(rows, timeout=2.0) == [float(value == 1) for value in values]
 
 
 @pytest.mark.parametrize(
     "tests, message",
     [
-        ([{"input": "2\n", "output": "4\n"}], "input and output"),
-        (["assert f(3"], "is not Python"),
-        ("print(f(3))", "no assert"),
+        ([{"input": "2\n", "output": "4\n"}], "must be a string"),
+        ({"inputs": ["2\n"], "outputs": []}, "shorter"),
+        ({"inputs": [2], "outputs": [4]}, "expected str"),
+        ({"inputs": [2], "outputs": [4], "fn_name": "f"}, "list of arguments"),
+        (["assert f(3"], "was never closed"),
+        (["assert f(3)", "import math"], "no assert"),
         ("def check(candidate):\n    assert candidate(1) == 2", "entry_point"),
     ],
 )

@@ -3,7 +3,6 @@ keys."""
 
 import functools
 import json
-import math
 
 import pytest
 from test_rewards import near, row
@@ -37,7 +36,6 @@ def test_mark(judge):
         "a": '{"reason": "x", "mark": 7}',
         "b": 'Well. {"mark": "8.5"} So.',
         "c": '<think>Perhaps {"mark": 2}? No: {x}</think>\n{"mark": 10}',
-        "d": '{"reason": "it says </think>", "mark": 1}',
         "e": '{"mark": 11}',
         "f": '{"mark": true}',
         "g": "",
@@ -52,7 +50,7 @@ def test_mark(judge):
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name) for name in replies] + [row("  "), row("a", gets_floor=True)]
     # an empty response is worth less than any mark; what gets a floor is judged by nobody
-    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0, 0.1] + [None] * 10 + [0.0, None]
+    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0] + [None] * 10 + [0.0, None]
     assert "Q?" in client.server.requests[0][0]["messages"][0]["content"]
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000
@@ -81,8 +79,8 @@ def test_factual(judge):
     verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "correct, incorrect", "e": None}
     client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
     rows = [row(name, reference="R") for name in verdicts]
-    rows += [row("a"), row("", reference="R")]
-    assert judged.factual(rows, client) == [1, 0, 0, None, None, None, 0]
+    rows += [row("", reference="R")]
+    assert judged.factual(rows, client) == [1, 0, 0, None, None, 0]
 
 
 RUBRIC = [
@@ -103,8 +101,8 @@ def test_rubric(judge):
         "g": '["yes", "yes", "yes"]',
     }
     client = judge(lambda text: replies[answer_in(text)])
-    rows = [row(name, rubric=RUBRIC) for name in replies] + [row("a"), row("", rubric=RUBRIC)]
-    assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, None, 0.0])
+    rows = [row(name, rubric=RUBRIC) for name in replies] + [row("", rubric=RUBRIC)]
+    assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.0])
 
 
 def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path, capsys):
@@ -147,13 +145,13 @@ def test_rubrics_are_made_and_a_second_start_asks_nothing_again(judge, tmp_path,
 
 
 def test_a_judge_as_gold(judge, tmp_path):
-    """--gold judge:MODEL@URL: the mark / 10, NaN where the judge fails, 0 without a call for an empty
+    """--gold judge:MODEL@URL: the mark / 10, None where the judge fails, 0 without a call for an empty
     response."""
     server = judge(lambda text: "none" if "tuna" in text else json.dumps({"mark": 8})).server
     measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
     messages = [[{"role": "user", "content": "Q"}]] * 3
     marks = measure(messages, ["cod", "tuna", " "])
-    assert marks[0] == 0.8 and math.isnan(marks[1]) and marks[2] == 0.0
+    assert marks == [0.8, None, 0.0]
     asked = len(server.requests)
     assert measure(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from rewards import sandbox
-from rewards.code_runner import run
+from rewards.code_runner import Example, read_tests, run
 
-TESTS = [
+ASSERTS = [
     "assert f(3) == 10",
     "def check(candidate):\n    assert candidate(0) == 1\n    assert not candidate(-1) == 3\ncheck(f)",
     "assert [f(x) for x in range(3)] == [1, 2, 5], 'one more than its square'",
 ]
-GOOD = "def f(x):\n    print('fine')\n    return x * x + 1"
+CALLS = {"fn_name": "f", "inputs": [[3], [0], [-1]], "outputs": [10, 1, 2]}
+GOOD = "def f(x):\n    return x * x + 1"
 SEEK_WORD = """
 import gc, os, re, sys
 def look(value):
@@ -92,25 +93,36 @@ HOSTILE = {
 }
 
 
+def passed(program: str, tests, timeout: float = 10.0) -> list[bool]:
+    """Runs the program with each test in turn."""
+    found = []
+    for test in read_tests({"id": 1, "tests": tests}):
+        found.append(run(program, test, timeout).status == "ok")
+    return found
+
+
 def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch):
     target = tmp_path / "target"
     target.write_text("untouched")
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
-    earned = {}
-    for name, program in HOSTILE.items():
-        result = run(program.replace("TARGET", str(target)), TESTS, timeout=2.0)
-        if any(result.passed) or result.status == "not started":
-            earned[name] = result
-    assert earned == {}
-    assert run(GOOD, TESTS) == ([True] * 3, "ok", "")
+    calls = read_tests({"id": 1, "tests": CALLS})
+    for test in ("\n".join(ASSERTS), "\n".join(calls), Example("3\n", "10\n")):
+        earned = {}
+        for name, program in HOSTILE.items():
+            output = run(program.replace("TARGET", str(target)), test, timeout=2.0)
+            if output.status in ("ok", "not started"):
+                earned[name] = output
+        assert earned == {}
+        good = f"{GOOD}\nif __name__ == '__main__':\n    print(int(input()) ** 2 + 1)"
+        assert run(good, test).status == "ok"
     assert target.read_text() == "untouched"
     assert list(tmp_path.iterdir()) == [target]
 
 
 def test_what_is_no_literal_can_be_read(needs_sandbox):
     """The limit that code_runner.py names, and a control of the attack above."""
-    assert run(HOSTILE["expected"], ["assert f(3) == 10 == 10"]).passed == [True]
-    assert run(HOSTILE["eq"], ["x = 10\nassert f(3) == x"]).passed == [True]
+    assert passed(HOSTILE["expected"], ["assert f(3) == 10 == 10"]) == [True]
+    assert passed(HOSTILE["eq"], ["x = 10\nassert f(3) == x"]) == [True]
 
 
 def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
@@ -128,13 +140,13 @@ def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
         )
         tests = ["assert not connect()", "assert seen == []", "assert 'OPENAI_API_KEY' not in os.environ"]
         tests += ["assert os.getuid() != 0", "open('a', 'w').close(); assert os.listdir('.') == ['a']"]
-        assert run(program, tests).passed == [True] * 5
+        assert passed(program, tests) == [True] * 5
 
 
 def test_nothing_outlives_a_caller_that_is_killed(needs_sandbox):
     mark = f"{time.monotonic_ns()}"
     program = f'import subprocess; subprocess.run(["/bin/sleep", "{mark}"])'
-    code = f"from rewards import sandbox; sandbox.check(False); sandbox.run({program!r}, [], timeout=60)"
+    code = f"from rewards import sandbox; sandbox.check(False); sandbox.run({program!r}, '', timeout=60)"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(sandbox.__file__).parents[1])
     deadline = time.monotonic() + 60
     while not running(mark) and time.monotonic() < deadline:
@@ -156,16 +168,14 @@ def running(mark: str) -> bool:
 def test_unsafe_code_still_has_limits(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     monkeypatch.setattr(sandbox, "unsafe", True)
-    assert run(GOOD, TESTS).passed == [True] * 3
+    assert passed(GOOD, CALLS) == [True] * 3
     for name in ("os._exit", "memory", "eq", "output"):
-        assert not any(run(HOSTILE[name], TESTS, timeout=2.0).passed), name
-    assert run("while True: pass", TESTS, timeout=0.5).status == "timeout"
-    result = run(
-        "import os\nfolder = os.getcwd()", ["assert folder == os.environ['HOME'] and len(os.environ) < 9"]
-    )
-    assert result.passed == [True]
+        assert not any(passed(HOSTILE[name], ASSERTS[:1], timeout=2.0)), name
+    assert sandbox.run("while True: pass", "", timeout=0.5).status == "timeout"
+    program = "import os\nfolder = os.getcwd()"
+    assert passed(program, ["assert folder == os.environ['HOME'] and len(os.environ) < 9"]) == [True]
     mark = f"{time.monotonic_ns()}"
-    run(f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])", [])
+    sandbox.run(f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])", "")
     assert not running(mark)
 
 

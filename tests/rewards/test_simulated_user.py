@@ -80,25 +80,20 @@ def test_when_a_dialogue_ends(setting, changes, ended, emotion):
 
 
 @pytest.mark.parametrize(
-    ("lang", "utterance", "leaves"),
+    ("utterance", "leaves"),
     [
-        ("zh", "好吧，再见。", True),
-        ("zh", "那我先走了，再见啦～", True),
-        ("zh", "我想再见到她的时候说清楚。", False),
-        ("zh", "goodbye", False),
-        ("en", "Well, goodbye then.", True),
-        ("en", "Thanks. Good bye, Tom!", True),
-        ("en", "That is kilobytes", False),
-        ("en", "I never got to say goodbye to Dad.", False),
+        ("好吧，再见。", True),
+        ("那我先走了，再见啦～", True),
+        ("我想再见到她的时候说清楚。", False),
+        ("Well, goodbye then.", True),
+        ("Goodbye and thank you", True),
+        ("Thanks. Good bye, Tom!", True),
+        ("That is kilobytes.", False),
+        ("I never got to say goodbye to Dad.", False),
     ],
 )
-def test_goodbye(lang, utterance, leaves):
-    assert sim.ending(50, utterance, lang, sim.SAGE) == ("goodbye" if leaves else "")
-    said_anywhere = "goodbye" if lang == "en" else "再见"
-    for emotion in (100, 9):  # a user who is told to leave may say it anywhere
-        assert (sim.ending(emotion, utterance, lang, sim.RLVER) == "goodbye") == (
-            said_anywhere in utterance.lower().replace("good bye", "goodbye")
-        )
+def test_goodbye(utterance, leaves):
+    assert sim.ending(50, utterance, sim.SAGE) == ("goodbye" if leaves else "")
 
 
 @pytest.mark.parametrize(
@@ -122,23 +117,6 @@ def test_what_the_user_hears_and_what_bad_format_does(text, think_format, finish
             assert d["ended"] == "bad_format" and sim.final_emotion(d) == 0
         else:
             assert d["ended"] == "" and sim.final_emotion(d) == setting["start"]
-
-
-def test_score_counts_what_has_none_apart():
-    ends = [
-        (100, "satisfied"),
-        (8, "failed"),
-        (55, "turns"),
-        (70, "bad_format"),
-        (90, "simulator_failed"),
-        (90, "too_long"),
-    ]
-    dialogues = [{"emo_point": e, "ended": end, "history": [{"role": "user"}] * 3} for e, end in ends]
-    out = sim.score(dialogues)
-    assert out["mean_emotion"] == (100 + 8 + 55 + 0) / 4 and (out["success"], out["failure"]) == (1, 2)
-    assert (out["n"], out["n_invalid"], out["mean_turns"]) == (6, 2, 3) and out["ended"]["too_long"] == 1
-    with pytest.raises(ValueError, match="none of 2"):
-        sim.score(dialogues[4:])
 
 
 # --- planner and speaker

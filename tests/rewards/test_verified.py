@@ -379,20 +379,16 @@ def test_a_number_in_prose_is_right_for_itself_alone():
         assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
 
 
-def test_math_values_and_penalty():
+def test_math_values():
     rows = [
         row("7", answer="7"),
         row("8", answer="7"),
         row("7", answer="so 3 + 4\n#### 7"),
         row("7", answer="it is \\boxed{7}"),
-        row("7"),
         row("", answer="7"),
-        row("7", "truncated", answer="7"),
-        row("7", answer="7", cut_off=True),
         row("7", answer=7),
     ]
-    assert verified.math_answer(rows) == [1, 0, 1, 1, None, 0, 1, 1, 1]
-    assert verified.math_answer(rows, value=10.0, no_eos=-10.0) == [10, 0, 10, 10, None, 0, -10, -10, 10]
+    assert verified.math_answer(rows) == [1, 0, 1, 1, 0, 1]
 
 
 SLOW = [  # for a pattern that tries every pair of places
@@ -433,15 +429,14 @@ def test_instructions(nltk_data, capsys):
     rows = [
         row("no comma is here, alas", **both),
         row("no comma is in this text at all", **both),
-        row("a"),
         row("A, B, C, D", **both),
         row("Sure:\nno comma is in this text at all", **both),
         row("14, 21, 28, 35, 42, 49", instruction_id_list=["custom:multiples"], kwargs=[{}]),
     ]
-    assert verified.instructions(rows) == [0, 1, None, 0, 0, 1]
-    assert verified.instructions(rows, partial=True) == [0.5, 1, None, 0, 0.5, 1]
+    assert verified.instructions(rows) == [0, 1, 0, 0, 1]
+    assert verified.instructions(rows, partial=True) == [0.5, 1, 0, 0.5, 1]
     # loose: without its first line
-    assert verified.instructions(rows, rule="loose", value=10.0) == [0, 10, None, 0, 10, 10]
+    assert verified.instructions(rows, rule="loose") == [0, 1, 0, 1, 1]
     with pytest.raises(SystemExit) as e:
         verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
     assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
@@ -459,7 +454,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     before = signal.getsignal(signal.SIGALRM)
 
     start = time.monotonic()
-    assert verified.instructions([deep, wide, fine], partial=True, no_eos=-1.0) == [0.0, 0.0, 1.0]
+    assert verified.instructions([deep, wide, fine], partial=True) == [0.0, 0.0, 1.0]
     met = ifeval.check({"key": 1, "prompt": ""} | wide, wide["response"])
     assert met == {"strict": [False], "loose": [False], "timed_out": True}
     assert "timed_out" not in ifeval.check({"key": 1, "prompt": ""} | deep, deep["response"])

@@ -73,7 +73,7 @@ def misbehave(text: str, n: int):
     return str(truth(text))
 
 
-def values_of_tasks(store: Path | str, url: str) -> list[int | None]:
+def values_of_tasks(store: Path, url: str) -> list[int | None]:
     """Asks for all tasks; what the test below kills and repeats."""
     judge = Endpoint("m", store, url, timeout=TIMEOUT, backoff=0.005)
     return [reply.value for reply in judge.ask(ask_for(*TASKS), verdict)]
@@ -296,4 +296,4 @@ def answer(server, run, *prompts, n_samples=1, **flags):
 
 
 if __name__ == "__main__":  # the client that is killed
-    values_of_tasks(sys.argv[1], sys.argv[2])
+    values_of_tasks(Path(sys.argv[1]), sys.argv[2])

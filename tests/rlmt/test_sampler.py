@@ -319,7 +319,7 @@ def test_a_killed_server_ends_the_run_in_one_line(base, tokenizer, tmp_path):
     run = subprocess.Popen(words, **pipes, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
     first = run.stdout.readline()
     prompt = templates.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])
-    ends = rollout.ends_of(tokenizer)
+    ends = tokenizer.stop_ids
     assert json.loads(first) == cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)[0]
 
     processes = psutil.Process(run.pid).children(recursive=True)
@@ -387,4 +387,8 @@ def test_metrics_of_a_step_by_hand():
     )
 
 
-# --- runs that can teach nothing
+def test_a_run_whose_completions_lack_the_format_says_so(capsys):
+    for step, share in [(2, 0.0), (3, 0.5), (3, 0.0)]:
+        assert not capsys.readouterr().out
+        rollout.warn_of_format(step, {"think/format_ok": share}, [])
+    assert "no completion has the think format" in capsys.readouterr().out

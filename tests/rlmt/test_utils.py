@@ -237,7 +237,7 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     stop = utils.THINK_FORMATS[plan_format].stop
     written = join_thinking("first", "then", plan_format)
     sampled = tokenizer(written + " User: and so on")["input_ids"]
-    ids, finished = rollout.until_end(sampled, tokenizer, rollout.ends_of(tokenizer), stop)
+    ids, finished = rollout.until_end(sampled, tokenizer, tokenizer.stop_ids, stop)
     sample = rollout.Sample(ids, None, finished)
     row = {"id": "r", "messages": [USER], "prompt_ids": [1]}
     completion = rollout.read_completion(tokenizer, plan_format, row, sample)
