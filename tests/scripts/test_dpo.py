@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 from data.toy import world
-from rlmt.chat import encode_completion, encode_prompt, load_tokenizer, prepare_tokenizer
+from rlmt.chat import encode_completion, encode_prompt
 from rlmt.data import read_log, write_jsonl
 from rlmt.model import Policy, longest_first, start_accelerator
 import train_dpo
@@ -61,9 +61,7 @@ def test_best_against_worst_of_each_prompt_and_round():
     assert len(build_pairs(rows, 2, "think+response")[0]) == 2
 
 
-def test_a_preference_file_becomes_the_tokens_of_sft(tmp_path):
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
+def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     messages = [{"role": "user", "content": "ham, please"}]
     row = {"messages": messages, "chosen": "<think> ham </think> ham 5", "rejected": "cheese"}
     full = {"id": "x", "rejected_thinking": "no", **row}
@@ -201,8 +199,6 @@ def test_what_a_run_writes(whole):
     completions = read_log(whole / "completions.jsonl")
     assert {row["reward"] for row in completions if row["status"] != "ok"} == {None}
     for number, metrics in enumerate(read_log(whole / "metrics.jsonl"), start=1):
-        golds = [row["rewards"]["gold"] for row in completions if row["step"] == number]
-        assert metrics["reward/gold"] == pytest.approx(sum(golds) / 48) and len(golds) == 48
         assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
         steps = read_log(whole / f"round-{number}" / "metrics.jsonl")
         assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
@@ -239,16 +235,13 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
     kill(words, out / "round-2" / "metrics.jsonl", second_epoch)
     run_here([sys.executable, *words])
     shutil.rmtree(out / "model")  # as if killed before the last round's model was copied
-    (out / "model.part").mkdir()
     (out / "summary.json").unlink()
     run_here([sys.executable, *words])
 
     for name in ("", "round-1", "round-2"):
         check_same_bits(whole / name, out / name)
-    for name in ("held_out.jsonl", "held_out_completions.jsonl", "round-2/pairs.jsonl"):
-        assert (out / name).read_text() == (whole / name).read_text()
-    best = [weights_of(run / "best_by_gold") for run in (whole, out)]
-    assert all(torch.equal(best[1][name], weight) for name, weight in best[0].items())
+    for name in ("held_out.jsonl", "held_out_completions.jsonl", "best_by_gold/model.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_two_processes_are_one(data, tmp_path):

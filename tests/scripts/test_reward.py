@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rewards.preference import RewardModel
-from rlmt.chat import load_tokenizer, prepare_tokenizer
 from rlmt.data import write_jsonl
 from rlmt.model import start_accelerator
 import train_reward
@@ -26,13 +25,6 @@ ROW = {
     "chosen_thinking": "Budget 12.",
     "rejected_thinking": "Budget 13.",
 }
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
-    return tokenizer
 
 
 # --- pairs

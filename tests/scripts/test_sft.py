@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlmt import model as policy
-from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
+from rlmt.chat import encode_prompt
 from rlmt.data import write_jsonl
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
@@ -16,13 +16,6 @@ import utils
 ROOT = Path(__file__).parents[2]
 BASE = str(ROOT / "data/toy/base")
 TOY = {**train_sft_warmstart.PRESETS["toy"], "model": "data/toy/base"}
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
-    return tokenizer
 
 
 def trace(thinking="Budget 12.", response="You get 1 dish.", id="a") -> dict:
