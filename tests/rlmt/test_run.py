@@ -161,17 +161,15 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
     args = Args(report_to="tensorboard", out="run", save_steps=100)
     folder = start(args)
 
-    def steps_of(first_step: int, until: int, factor: float) -> None:
+    def log(first_step: int, steps: list[int], factor: float) -> None:
         run = Run(folder, args, accelerator, None, first_step)
         with training(run, {}, None, 99, {"gold": "reward/gold"}) as train:
-            for step in train.steps():
+            for step, _ in zip(steps, train.steps()):
                 train.end(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
-                if step == until:
-                    return
 
-    steps_of(0, 3, 0.1)
+    log(0, [1, 2, 3], 0.1)
     rlmt_run.cut_log(folder / "metrics.jsonl", 2)
-    steps_of(2, 4, 10.0)
+    log(2, [3, 4], 10.0)
     lines = read_log(folder / "metrics.jsonl")
     found = [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines]
     assert found == [(1, 0.1, 100), (2, 0.2, 200), (3, 30.0, 300), (4, 40.0, 400)]

@@ -15,7 +15,6 @@ import utils
 
 ROOT = Path(__file__).parents[2]
 BASE = str(ROOT / "data/toy/base")
-TOY = {**train_sft_warmstart.PRESETS["toy"], "model": "data/toy/base"}
 
 
 def trace(thinking="Budget 12.", response="You get 1 dish.", id="a") -> dict:
@@ -60,16 +59,16 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "n, changes, message",
+    "changes, message",
     [
-        (8, {}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 16"),
-        (40, {"max_length": 20}, "40 traces, 0 kept, dropped: {'too_long': 40}"),
-        (40, {"think_format": "zero_think"}, "it has no warm start"),
+        ({"batch_size": 9}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 9"),
+        ({"max_length": 20}, "8 traces, 0 kept, dropped: {'too_long': 8}"),
+        ({"think_format": "zero_think"}, "it has no warm start"),
     ],
 )
-def test_bad_input_is_one_clear_error(n, changes, message, tmp_path, exits):
-    write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(n)])
-    args = Args(**{**TOY, "traces": str(tmp_path / "t.jsonl"), **changes})
+def test_bad_input_is_one_clear_error(changes, message, tmp_path, exits):
+    write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(8)])
+    args = Args(model=BASE, traces=str(tmp_path / "t.jsonl"), **changes)
     assert message in exits(train_sft_warmstart.main, args)
 
 

@@ -54,7 +54,6 @@ def test_what_sft_writes(wholes):
     assert rates[0] == 0.0 and rates[1] == max(rates) > rates[-1]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
-
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
     assert ends == [AutoTokenizer.from_pretrained(BASE).eos_token_id, tokenizer.eos_token_id]
@@ -69,10 +68,9 @@ def test_what_the_reward_model_writes(wholes):
     held_out = summary["held_out"]
     assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 60
     assert 0 < held_out["length_baseline"] < 1 and held_out["equal_length"]["n"] > 0
-    assert json.loads((run / "model" / "config.json").read_text())["reward_on"] == "response"
     assert not (run / "model" / "think_format.json").exists()
-    prompt = [{"role": "user", "content": "I have 12 dollars."}]
-    assert math.isfinite(RewardModel(str(run / "model")).score([prompt], ["You get 1 dish."])[0])
+    model = RewardModel(str(run / "model"), reward_on="response")
+    assert math.isfinite(model.score([[{"role": "user", "content": "Hi"}]], ["You get 1 dish."])[0])
 
 
 @pytest.mark.parametrize("name, bits", [("sft", ""), ("reward", ""), ("reward", BITS)])
