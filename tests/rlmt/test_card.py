@@ -51,7 +51,7 @@ def test_a_card_names_base_data_algorithm_and_command(run):
 def test_what_did_not_happen_is_not_in_a_card(tmp_path):
     """Defaults of --prompts and --reward-model do nothing beside --pairs."""
     args = vars(train_dpo.Args(model="org/base", pairs="p.jsonl"))
-    text = read_card(make_run(tmp_path / "dpo", "dpo", args)).text
+    text = read_card(make_run(tmp_path, "dpo", args)).text
     assert "Skywork" not in text and "wildchat" not in text
 
 

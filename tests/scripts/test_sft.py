@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlmt import model as policy
-from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
+from rlmt.chat import encode_prompt
 from rlmt.data import write_jsonl
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
@@ -15,14 +15,6 @@ import utils
 
 ROOT = Path(__file__).parents[2]
 BASE = str(ROOT / "data/toy/base")
-TOY = {**train_sft_warmstart.PRESETS["toy"], "model": "data/toy/base"}
-
-
-@pytest.fixture
-def tokenizer():
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
-    return tokenizer
 
 
 def trace(thinking="Budget 12.", response="You get 1 dish.", id="a") -> dict:
@@ -67,16 +59,16 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "n, changes, message",
+    "changes, message",
     [
-        (8, {}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 16"),
-        (40, {"max_length": 20}, "40 traces, 0 kept, dropped: {'too_long': 40}"),
-        (40, {"think_format": "zero_think"}, "it has no warm start"),
+        ({"batch_size": 9}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 9"),
+        ({"max_length": 20}, "8 traces, 0 kept, dropped: {'too_long': 8}"),
+        ({"think_format": "zero_think"}, "it has no warm start"),
     ],
 )
-def test_bad_input_is_one_clear_error(n, changes, message, tmp_path, exits):
-    write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(n)])
-    args = Args(**{**TOY, "traces": str(tmp_path / "t.jsonl"), **changes})
+def test_bad_input_is_one_clear_error(changes, message, tmp_path, exits):
+    write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(8)])
+    args = Args(model=BASE, traces=str(tmp_path / "t.jsonl"), **changes)
     assert message in exits(train_sft_warmstart.main, args)
 
 
@@ -85,22 +77,21 @@ def test_bad_input_is_one_clear_error(n, changes, message, tmp_path, exits):
 
 @pytest.mark.parametrize("micro_batch_tokens", [10_000, 100])
 def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
-    """By hand: one row and one token at a time."""
+    """Against transformers, one row at a time."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for n_prompt, n in ((3, 30), (39, 1), (12, 20), (1, 7), (25, 25)):
         ids = torch.randint(5, 200, (n_prompt + n,), generator=generator).tolist()
         rows.append(TokenRow("a", ids[:n_prompt], ids[n_prompt:]))
     n_tokens = sum(len(row.ids) for row in rows)
-    by_hand = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
-    loss = entropy = n_likeliest = 0.0
+    theirs = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
+    loss = n_likeliest = 0.0
     for row in rows:
-        logits = by_hand(torch.tensor([row.prompt_ids + row.ids])).logits[0]
-        for place, token in enumerate(row.ids, start=len(row.prompt_ids)):
-            logprobs = logits[place - 1].log_softmax(-1)
-            loss = loss - logprobs[token] / n_tokens
-            entropy += -(logprobs.exp() * logprobs).sum().item() / n_tokens
-            n_likeliest += logprobs.argmax().item() == token
+        ids = torch.tensor([row.prompt_ids + row.ids])
+        labels = torch.tensor([[-100] * len(row.prompt_ids) + row.ids])
+        output = theirs(ids, labels=labels)
+        loss = loss + output.loss * len(row.ids) / n_tokens
+        n_likeliest += (output.logits[0, :-1].argmax(-1) == labels[0, 1:]).sum().item()
     loss.backward()
 
     args = Args(micro_batch_tokens=micro_batch_tokens)
@@ -108,8 +99,7 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
     means = train_sft_warmstart.accumulate_gradients(
         rows, policy.Policy(model, 1.0), args, 0, policy.start_accelerator()
     )
-    accuracy = n_likeliest / n_tokens
-    expected = {"loss": loss.item(), "entropy": entropy, "mean_token_accuracy": accuracy}
-    assert means == pytest.approx(expected, rel=1e-6)
-    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert means["mean_token_accuracy"] == pytest.approx(n_likeliest / n_tokens)
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, theirs.get_parameter(name).grad, rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from launch import DDP, FSDP2, finished
 from script_runs import check_same_bits, killed_after, metrics_of, run_here, weights_of
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from data.toy import world
 from rewards.preference import RewardModel
@@ -49,18 +49,14 @@ def test_what_sft_writes(wholes):
     metrics = metrics_of(run)
     committed = read_log(ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl")[0]
     assert metrics[0].keys() | {"seconds", "step_time"} == committed.keys()
-    assert [row["step"] for row in metrics] == list(range(1, 11))
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
     rates = [row["learning_rate"] for row in metrics]
     assert rates[0] == 0.0 and rates[1] == max(rates) > rates[-1]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
-
-    AutoModelForCausalLM.from_pretrained(run / "model")
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    end_of_base = AutoTokenizer.from_pretrained(BASE).eos_token_id
     ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
-    assert ends == [end_of_base, tokenizer.eos_token_id]
+    assert ends == [AutoTokenizer.from_pretrained(BASE).eos_token_id, tokenizer.eos_token_id]
     assert json.loads((run / "model" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
@@ -72,10 +68,9 @@ def test_what_the_reward_model_writes(wholes):
     held_out = summary["held_out"]
     assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 60
     assert 0 < held_out["length_baseline"] < 1 and held_out["equal_length"]["n"] > 0
-    assert json.loads((run / "model" / "config.json").read_text())["reward_on"] == "response"
     assert not (run / "model" / "think_format.json").exists()
-    prompt = [{"role": "user", "content": "I have 12 dollars."}]
-    assert math.isfinite(RewardModel(str(run / "model")).score([prompt], ["You get 1 dish."])[0])
+    model = RewardModel(str(run / "model"), reward_on="response")
+    assert math.isfinite(model.score([[{"role": "user", "content": "Hi"}]], ["You get 1 dish."])[0])
 
 
 @pytest.mark.parametrize("name, bits", [("sft", ""), ("reward", ""), ("reward", BITS)])
