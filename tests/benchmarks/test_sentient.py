@@ -3,7 +3,6 @@ with the toy base model, with a program and an endpoint as simulators."""
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,17 @@ from benchmarks import sentient
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
 from rlmt.data import read_log, read_rows, write_jsonl
-from test_simulated_user import PROFILE, dialogue, shared
+from test_simulated_user import dialogue, shared
 
 ROOT = Path(__file__).parents[2]
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped
 
 
 def talk(*turns: tuple[str, int], name: str = "anna") -> dict:
-    """A dialogue in which each reply changes the emotion by so much."""
-    changes = [(reply, change, "Hm.") for reply, change in turns]
-    return dialogue(FREE, *changes, profile=PROFILE | {"id": name})
+    return dialogue(FREE, *turns) | {"id": name}
 
 
-def rescore(path: Path, tmp_path: Path, **flags) -> dict:
-    out = tmp_path / "new" / "o.json"
+def rescore(path: Path, out: Path, **flags) -> dict:
     eval_sentient.main(eval_sentient.Args(from_dialogues=str(path), out=str(out), **flags))
     return json.loads(out.read_text())
 
@@ -39,7 +35,7 @@ def test_the_published_scores(tmp_path):
     wrote."""
     for expected in csv.DictReader(open(shared("expected.csv"))):
         path = shared(f"{expected['simulator']}_simulator__{expected['model']}.jsonl.gz")
-        out = rescore(path, tmp_path)
+        out = rescore(path, tmp_path / "o.json")
         assert out["mean_emotion"] == float(expected["mean_final_emotion"])
         assert out["success"] == int(expected["n_final_ge_100"])
         assert out["failure"] == int(expected["n_final_lt_10"])
@@ -126,19 +122,19 @@ def test_a_judge_of_stored_dialogues(serve, tmp_path):
         return json.dumps({str(i): ["B-2"] for i in range(1, n_replies + 1)})
 
     dialogues = [talk((f"I am {name}", 10), ("Go on", 4), name=name) for name in ("Ann", "Bob", "Cid", "Dan")]
-    write_jsonl(tmp_path / "dialogues.jsonl", dialogues)
+    path = tmp_path / "dialogues.jsonl"
+    write_jsonl(path, dialogues)
     template = tmp_path / "mine.txt"
     template.write_text("MINE {$dialogue} {$keys}")
     flags = {"judge": "j", "judge_url": serve(behave).url, "template": str(template), "max_invalid": 0.5}
-    out = rescore(tmp_path / "dialogues.jsonl", tmp_path, **flags)
+    out = rescore(path, tmp_path / "new" / "o.json", **flags)
     numbers = {"n": 4, "frequency": 1, "n_changes": 4, "contribution": 7}
     assert out["strategies"]["Deep Empathy"] == numbers and out["strategies"]["n_invalid"] == 2
     assert out["capabilities"]["Core Insight"]["mean"] == 5 and out["capabilities"]["n_invalid"] == 1
     judged = read_log(tmp_path / "new" / "judged.jsonl")
     assert [row["strategies"] for row in judged] == [[["B-2"]] * 2] * 2 + [None] * 2
-    assert judged[3]["capabilities"] == MARKS | {"Core Insight": 5} and judged[2]["capabilities"] is None
     flags["max_invalid"] = 0.3
-    out = rescore(tmp_path / "dialogues.jsonl", tmp_path, **flags)
+    out = rescore(path, tmp_path / "new" / "o.json", **flags)
     assert out["strategies"] == {"n": 4, "n_invalid": 2} and "Core Insight" in out["capabilities"]
 
 
@@ -156,7 +152,6 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
         "held_out_simulator": "m",
         "held_out_simulator_url": server.url,
         "rollout": "hf",
-        "chat_template": "plain",
         "temperature": 1.0,
         "max_tokens": 16,
         "batch_size": 2,
@@ -164,11 +159,9 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
         **toy_users.TOY,
     }
     eval_sentient.main(eval_sentient.Args(**flags))
-    summary = json.loads((run / "summary.json").read_text())
-    dialogues = read_log(run / "dialogues.jsonl")
     setting = sim.SAGE | toy_users.TOY
     texts = set()
-    for row in dialogues:
+    for row in read_log(run / "dialogues.jsonl"):
         again = sim.start(row["profile"], setting)
         for turn in row["history"]:
             if turn["role"] == "assistant":
@@ -178,26 +171,25 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
                 sim.user_turns([again], setting, toy_users.user)
         assert again == row
     assert len(texts) > 6  # sampled, not repeated
-    assert summary["simulator"]["mean_emotion"] == sum(row["emo_point"] for row in dialogues) / 6
     # the endpoint's user answers two of three replies
+    summary = json.loads((run / "summary.json").read_text())
     assert summary["simulator_held_out"]["emotion_curve"] == [40, 43, 46]
-    index = {
-        (line["benchmark"], line["metric"]): line for line in csv.DictReader(open(tmp_path / "runs.csv"))
-    }
-    assert float(index["sentient_held_out", "mean_emotion"]["value"]) == 46
+    values = {}
+    for line in csv.DictReader(open(tmp_path / "runs.csv")):
+        values[line["benchmark"], line["metric"]] = float(line["value"])
+    assert values["sentient_held_out", "mean_emotion"] == 46
 
     # a kill after the first batch's first reply: the same dialogues, and nothing is asked again
-    killed = tmp_path / "killed"
-    shutil.copytree(run, killed)
-    (killed / "summary.json").unlink()
-    for suffix in ("", "_held_out"):
-        rows = read_log(killed / f"dialogues{suffix}.jsonl")
+    names = ("dialogues.jsonl", "dialogues_held_out.jsonl")
+    whole = [(run / name).read_text() for name in names]
+    (run / "summary.json").unlink()
+    for name in names:
+        rows = read_log(run / name)
         for number, row in enumerate(rows):
             row["history"] = row["history"][: 1 + (number < 2)]
             row |= {"emo_point": 40, "emo_state": "Emotion-B", "ended": ""}
-        write_jsonl(killed / f"dialogues{suffix}.jsonl", rows)
+        write_jsonl(run / name, rows)
     n_asked = len(server.requests)
-    eval_sentient.main(eval_sentient.Args(**flags | {"out": str(killed), "resume": True}))
+    eval_sentient.main(eval_sentient.Args(**flags, resume=True))
     assert len(server.requests) == n_asked
-    for name in ("dialogues.jsonl", "dialogues_held_out.jsonl"):
-        assert (killed / name).read_text() == (run / name).read_text()
+    assert [(run / name).read_text() for name in names] == whole

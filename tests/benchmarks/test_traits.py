@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import traits
+from rlmt.data import write_jsonl
 
 WORDS = ("budget", "theme", "step")  # the traits of the plans here; all plans have as many steps
 
@@ -20,13 +21,16 @@ def plan(**counts: int) -> str:
 
 def row(i: int, thinking: str, **more) -> dict:
     messages = [{"role": "user", "content": f"Plan dinner number {i} {{for 2}}."}]
-    return {"id": f"t{i}", "messages": messages, "thinking": thinking, "status": "ok"} | more
+    common = {"id": f"t{i}", "messages": messages, "thinking": thinking, "status": "ok", "temperature": 0.7}
+    return common | more
 
 
-def write(path: Path, rows: list[dict]) -> str:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+def write(folder: Path, ours: list[dict], theirs: list[dict]) -> dict[str, str]:
+    """Writes the rows of two checkpoints, and returns the arguments that name their files."""
+    files = {"generations": str(folder / "rl-secret.jsonl"), "baseline": str(folder / "sft-secret.jsonl")}
+    write_jsonl(Path(files["generations"]), ours)
+    write_jsonl(Path(files["baseline"]), theirs)
+    return files
 
 
 # --- win rates by hand
@@ -82,13 +86,11 @@ def test_no_malformed_reply_is_a_verdict_or_a_trait(text):
         traits.read_traits(text, 10)
 
 
-def test_lists_of_traits():
-    text = 'Traits:\n{"traits": [{"name": " Budget first ", "description": "d", "example": "x"}]}'
-    assert traits.read_traits(text, 1) == [{"name": "Budget first", "description": "d"}]
-    assert traits.read_traits('{"traits": []}', 1) == []
+def test_lists_of_traits_that_are_none():
     good = {"name": "n", "description": "d"}
     empty = good | {"description": " "}
     numbered = [{"name": name, "description": "d"} for name in "abcd"]
+    assert traits.read_traits(json.dumps({"traits": numbered[:3]}), 3) == numbered[:3]
     for listed in (None, good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
         with pytest.raises(ValueError):
             traits.read_traits(json.dumps({"traits": listed}), 3)
@@ -107,14 +109,8 @@ def test_the_latest_plan_of_a_prompt_is_used(tmp_path):
         row(3, " "),
         row(4, "alone"),
     ]
-    for plan_of_1 in ours[:3]:
-        plan_of_1["temperature"] = 0.7
-    theirs = [row(i, "theirs", temperature=0.7) for i in (1, 2, 3)]
-    args = traits.Args(
-        generations=write(tmp_path / "a.jsonl", ours),
-        baseline=write(tmp_path / "b.jsonl", theirs),
-        temperature=0.7,
-    )
+    theirs = [row(i, "theirs") for i in (1, 2, 3)]
+    args = traits.Args(**write(tmp_path, ours, theirs), temperature=0.7)
     [pair] = traits.match_plans(args)
     assert (pair["id"], pair["model"], pair["baseline"]) == ("t1", "latest", "theirs")
 
@@ -142,9 +138,8 @@ def counting_judge(text: str, n: int) -> str:
     return "```json\n" + json.dumps(verdicts) + "\n```"
 
 
-def run(server, out: Path, files: list[str], **more) -> dict:
-    names = dict(zip(("generations", "baseline"), files))
-    traits.main(traits.Args(**names, judge="j", judge_url=server.url, out=str(out), **more))
+def run(server, out: Path, files: dict, **more) -> dict:
+    traits.main(traits.Args(**files, judge="j", judge_url=server.url, out=str(out), **more))
     return json.loads((out / "summary.json").read_text())
 
 
@@ -154,7 +149,7 @@ def test_a_known_difference_gives_the_known_win_rates(serve, tmp_path):
     for i in range(40):
         rl.append(row(i, plan(budget=(i < 30) + (i < 36), theme=3 * (i < 10), step=2)))
     sft = [row(i, plan(budget=1, theme=1, step=2)) for i in range(40)]
-    files = [write(tmp_path / "rl-secret" / "g.jsonl", rl), write(tmp_path / "sft-secret" / "g.jsonl", sft)]
+    files = write(tmp_path, rl, sft)
     server = serve(counting_judge)
     out = run(server, tmp_path / "run", files, extract_pairs=12)
     sent = [request["messages"][-1]["content"] for request, _ in server.requests]
@@ -169,18 +164,14 @@ def test_a_known_difference_gives_the_known_win_rates(serve, tmp_path):
     assert rates == pytest.approx({"More budget": sum(budget) / 56, "More theme": n_theme / 28})
     numbers = out["traits"]["More budget"]
     assert (numbers["wins"], numbers["ties"]) == (2 * budget.count(2), 2 * budget.count(1))
-    assert numbers["interval"][0] < numbers["win_rate"] < numbers["interval"][1]
     assert (out["n"], out["n_left_out"], out["n_invalid"]) == (28, 0, 0)
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
     assert {line["metric"]: float(line["value"]) for line in index} == pytest.approx(rates)
 
     # the traits of that run, without the prompts that it took them from
     chosen = str(tmp_path / "run" / "traits.json")
-    again = run(serve(counting_judge), tmp_path / "swapped", files[::-1], traits=chosen)
-    assert again["n"] == 28 and again["fingerprint"] != out["fingerprint"]
+    swapped_files = {"generations": files["baseline"], "baseline": files["generations"]}
+    again = run(serve(counting_judge), tmp_path / "swapped", swapped_files, traits=chosen)
+    assert again["n"] == 28
     swapped = {name: 1 - numbers["win_rate"] for name, numbers in again["traits"].items()}
     assert swapped == pytest.approx(rates)
-    # a judge that likes the first place finds nothing
-    likes_first = serve(lambda text, n: '{"T1": "1", "T2": "same"}')
-    found = run(likes_first, tmp_path / "first", files, traits=chosen)["traits"].values()
-    assert [(numbers["win_rate"], numbers["flip_rate"]) for numbers in found] == [(0.5, 1), (0.5, 0)]
