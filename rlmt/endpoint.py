@@ -124,7 +124,7 @@ class Endpoint:
     """
 
     model: str
-    store: Path  # jsonl file of the replies, for one process at a time
+    store: Path | str  # jsonl file of the replies, for one process at a time
     base_url: str = ""  # such as http://localhost:8000/v1; empty: OPENAI_BASE_URL, or else the OpenAI API
     concurrency: int = 32  # calls under way at once
     timeout: float = 120.0  # seconds for a call, to the last byte; more for a long reply, see SLOWEST
@@ -136,6 +136,7 @@ class Endpoint:
     backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
     def __post_init__(self):
+        self.store = Path(self.store)
         self.base_url = resolve_url(self.base_url)
         self.cost = 0.0
         self.reserved = 0.0  # dollars; the worst case of the calls under way

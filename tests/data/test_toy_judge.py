@@ -116,12 +116,12 @@ sys.exit(7)
 
 
 def test_a_command_beside_the_judge(tmp_path):
-    """The environment leads to it, `python` is this one, and the exit code is the command's."""
+    """The environment leads to it, and the exit code is the command's."""
     request = json.dumps(judged.request("mark", 99, row(GOOD), "response"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI")}
     environment["PYTHONPATH"] = str(ROOT)
     judge = [sys.executable, "-m", "data.toy.judge", "--wrong", "0", "--"]
-    command = [*judge, "python", "-c", ASK, request, str(tmp_path / "store")]
+    command = [*judge, sys.executable, "-c", ASK, request, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 7 and done.stdout.startswith('{"reason": "", "mark": 10} http://127.0.0.1:'), (
         done.stderr

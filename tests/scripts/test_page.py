@@ -113,7 +113,7 @@ def test_curves(tmp_path):
     assert list(curves) == ["reward", "reward/gold", "held out: gold", "kl", "loss", "in rounds: x"]
     assert [key for key, curve in curves.items() if curve["main"]] == list(curves)[:4]
     assert curves["reward"]["lines"] == [[[1, 1], [2, 2]], [[5, 7.0]]]
-    assert curves["kl"]["lines"] == [[[1, None], [2, 0.5]], []]
+    assert curves["kl"]["lines"] == [[[2, 0.5]], []]
     in_rounds = [[1, 1], [3, -1], [4, 2], [6, -2], [7, 10], [9, -10]]
     assert curves["in rounds: x"]["lines"] == [in_rounds, []]
 
