@@ -146,8 +146,8 @@ def test_templates_are_sandboxed(template, tmp_path, mark, exits, load, reward_m
     file = tmp_path / "template.jinja"
     file.write_text(template.replace("MARK", str(mark)))
     told = exits(utils.or_fail, prepare_tokenizer, load("qwen25_instruct"), "think", str(file))
-    options = (str(file), "think+response", "think")
-    told += exits(utils.or_fail, RewardModel.check, reward_models["chatml"], *options)
+    options = (reward_models["chatml"], str(file), "think+response", "think")
+    told += exits(utils.or_fail, RewardModel.check, *options)
     assert "<class" not in told and "environ" not in told
 
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from rlmt.chat import read_trained_as
 from rlmt.checkpoint import copy_model, latest, save_checkpoint, save_model
 from rlmt.data import read_log
-from rlmt.memory import GIB, trained_gib
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator
 from rlmt.run import RunArgs, resume
 from script_runs import weights_of
@@ -47,17 +46,15 @@ def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> boo
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_optimizer_of_8_bits_takes_the_bytes_that_are_planned(accelerator):
-    """Embeddings keep whole moments."""
+def test_an_optimizer_of_8_bits_keeps_whole_moments_of_embeddings(accelerator):
     learner = load(accelerator, optim="adamw_8bit")
     train(learner)
-    held = 0
-    for weight in learner.model.parameters():
-        held += 2 * weight.nbytes  # the gradient too
-        for name in ("state1", "state2", "absmax1", "absmax2"):
-            if name in learner.optimizer.state[weight]:
-                held += learner.optimizer.state[weight][name].nbytes
-    assert held == pytest.approx(trained_gib(BASE, RunArgs(optim="adamw_8bit")) * GIB, rel=0.02)
+    layers = learner.model.model.model
+    for weight, dtype in (
+        (layers.layers[0].mlp.up_proj.weight, torch.uint8),
+        (layers.embed_tokens.weight, torch.float32),
+    ):
+        assert learner.optimizer.state[weight]["state1"].dtype == dtype
 
 
 def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, tmp_path):

@@ -50,11 +50,10 @@ def test_both_twins_train_on_the_same_rows(tokenizer, think_format):
 
 def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
     """Their own text is measured: its length is the limit, one less is too little."""
-    traces = [trace(thinking=""), trace(thinking="")]
-    kept, _ = build_rows(traces, tokenizer, "plain", 512)
-    n_tokens = policy.n_tokens_of(kept[0])
-    assert len(kept) == len(build_rows(traces, tokenizer, "plain", n_tokens)[0]) == 2
-    assert build_rows(traces, tokenizer, "plain", n_tokens - 1)[0] == []
+    traces = [trace(thinking="")]
+    [row], _ = build_rows(traces, tokenizer, "plain", 512)
+    n_tokens = policy.n_tokens_of(row)
+    assert [len(build_rows(traces, tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)] == [1, 0]
     assert build_rows(traces, tokenizer, "think", 512)[1][0]["reason"] == "empty_thinking"
 
 
