@@ -60,11 +60,11 @@ from typing import Literal
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, read_rows, write_jsonl
 from rlmt.run import check_run, parse_args, start_run
-from rlmt.sampler import Sampling, saved_sampler, text_of, wants_vllm
+from rlmt.sampler import Sampling, saved_sampler, text_of
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
 from benchmarks.scoring import for_summary, index_row
-from utils import fail
+from utils import fail, wants_vllm
 from rewards import simulated_user, user_prompts
 
 # lines of runs.csv: metric, and the key of its interval

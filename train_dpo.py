@@ -98,13 +98,12 @@ from rlmt.sampler import (
     completion_metrics,
     generate,
     read_completion,
-    wants_vllm,
 )
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
-from utils import THINK_FORMATS, fail, join_thinking
+from utils import THINK_FORMATS, fail, join_thinking, wants_vllm
 from rewards.gold import check_gold, load_gold, log_held_out, try_judge
 from rewards.preference import check_preference, load_reward_model
 from rewards.scorer import gold_of, preferences_of

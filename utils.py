@@ -5,6 +5,7 @@ script's `--think-format` read it from there. Styles of thinking that are only e
 benchmarks/foreign.py.
 """
 
+import importlib.util
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,17 @@ def compute_dtype(choice: str) -> str:
     if choice == "auto":
         return DTYPE
     return choice
+
+
+def wants_vllm(rollout: str) -> bool:
+    """Tells whether `--rollout` means vLLM, as "auto" does on a GPU if vLLM is installed.
+
+    Exits with 2 for "vllm" if it is not installed.
+    """
+    installed = importlib.util.find_spec("vllm") is not None
+    if rollout == "vllm" and not installed:
+        fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
+    return rollout == "vllm" or (rollout == "auto" and installed and DEVICE == "cuda")
 
 
 # --- 1. think formats

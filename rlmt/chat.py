@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
@@ -153,6 +154,20 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
 
 
 # --- 2. token ids of prompts and completions
+
+
+@dataclass
+class Sample:
+    """Holds what a sampler returns for one prompt."""
+
+    ids: list[int]
+    """Token ids, with the end of turn if there is one."""
+    logprobs: list[float] | None
+    """The sampler's log-probability of each token, nats; None from transformers."""
+    finished: bool
+    """False if the token limit cut the completion off."""
+    budget_used_up: bool = False
+    """Whether a ThinkingBudget closed the thinking."""
 
 
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:

@@ -15,7 +15,6 @@ a server of vLLM samples, or transformers' generate in this process.
 import contextlib
 import dataclasses
 import gc
-import importlib.util
 import itertools
 import math
 import re
@@ -31,8 +30,9 @@ from tqdm import tqdm
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from rlmt.chat import Sample
 from rlmt.model import Policy, is_sharded_launch, load_weights
-from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking
+from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
 # in float32 (docs/gpu.md); other weights make tenths or more.
@@ -41,20 +41,6 @@ SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking
 
 
 # --- 1. one completion
-
-
-@dataclass
-class Sample:
-    """Holds what a sampler returns for one prompt."""
-
-    ids: list[int]
-    """Token ids, with the end of turn if there is one."""
-    logprobs: list[float] | None
-    """The sampler's log-probability of each token, nats; None from transformers."""
-    finished: bool
-    """False if the token limit cut the completion off."""
-    budget_used_up: bool = False
-    """Whether a ThinkingBudget closed the thinking."""
 
 
 @dataclass
@@ -207,17 +193,6 @@ class Sampling:
     """A completion ends behind this string too, not only at the tokenizer's ends of turn."""
     budget: ThinkingBudget | None = None
     """Closes thinking that is too long; None: it may take all tokens."""
-
-
-def wants_vllm(rollout: str) -> bool:
-    """Tells whether `--rollout` means vLLM, as "auto" does on a GPU if vLLM is installed.
-
-    Exits with 2 for "vllm" if it is not installed.
-    """
-    installed = importlib.util.find_spec("vllm") is not None
-    if rollout == "vllm" and not installed:
-        fail("--rollout vllm: vLLM is not installed; `make` installs it, or use --rollout hf")
-    return rollout == "vllm" or (rollout == "auto" and installed and DEVICE == "cuda")
 
 
 class Transformers:

@@ -26,14 +26,14 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
+from rlmt.chat import Sample
 from rlmt.endpoint import hide_key, key_for, open_client
 from rlmt.model import whole_weights
-from rlmt.sampler import Sample, Sampling, wants_vllm
-from utils import DEVICE, compute_dtype, fail, in_one_line
+from utils import DEVICE, compute_dtype, fail, in_one_line, wants_vllm
 
 
-def parameters_of(sampling: Sampling, ends: list[int]) -> dict:
-    """Returns vLLM's names for the sampling and the ids that end a turn."""
+def parameters_of(sampling, ends: list[int]) -> dict:
+    """Returns vLLM's names for a Sampling of rlmt/sampler.py and the ids that end a turn."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -93,7 +93,7 @@ class Engine:
         self.sleep()  # until `update` brings the weights to sample from
 
     def complete(
-        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
     ) -> Iterator[tuple[int, Sample]]:
         """Yields (place, sample) as completions end.
 
@@ -292,7 +292,7 @@ class Server:
     batch_size = None  # it takes all prompts at once
 
     def complete(
-        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling: Sampling, ends: list[int]
+        self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
     ) -> Iterator[tuple[int, Sample]]:
         """Yields what Engine.complete yields, without log-probabilities."""
         from aiohttp import ClientError
