@@ -1,23 +1,23 @@
-"""The tables and curves of experiments/small.sh, from files that the scripts themselves wrote."""
+"""The tables and curves of experiments/demo.sh and small.sh, from files that the scripts themselves wrote."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from script_runs import ROOT, in_this_process
+from test_page import generation, write
 
-import eval_benchmarks
 import eval_wildbench
-from rlmt import run as run_folders
-from benchmarks import ifeval
-from benchmarks.scoring import add_to_index, for_summary
+from benchmarks.scoring import bootstrap
 from experiments import compare
 from rewards.preference import RewardModel
-from rlmt.data import read_log, write_jsonl
+from rlmt.data import read_log
 
 GOLD = str(ROOT / "data/toy/reward_model")
+TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 N_TASKS = 16
 
 
@@ -39,51 +39,47 @@ def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
         eval_wildbench.main(args)
 
 
-def write_ifeval(run: Path, met: list[bool]) -> None:
-    """Writes what eval_benchmarks.py writes of IFEval, with a checker that needs none of nltk's data."""
-    run.mkdir()
-    tasks = []
+def write_ifeval(run: Path, *met: bool) -> None:
+    """Writes what eval_benchmarks.py leaves of IFEval: each answer that fails is cut off."""
+    answers = []
     rows = []
-    for key, is_met in enumerate(met):
-        tasks.append({"key": key, "prompt": "?", "instruction_id_list": ["yes"], "kwargs": [{}]})
-        status = "ok" if is_met else "truncated"
-        rows.append({"key": key, "response": "yes" if is_met else "no", "status": status})
-    write_jsonl(run / "data.jsonl", tasks)
-    write_jsonl(run / "rows.jsonl", rows)
-
-    def check(task: dict, response: str) -> dict:
-        return {rule: [response == "yes"] for rule in ifeval.RULES}
-
-    numbers = ifeval.score(rows, run / "data.jsonl", "rows", check)
-    run_folders.write_summary(run, for_summary(numbers))
-    add_to_index(run, eval_benchmarks.index_rows(eval_benchmarks.Args(name="ifeval"), numbers, "hash"))
+    for task, is_met in enumerate(met):
+        answers.append(generation(f"{task}-0", status="ok" if is_met else "truncated"))
+        rows.append({"task": task, "sample": 0, "temperature": 0.7, "strict": [True, is_met]})
+    write(run, "generations.jsonl", answers)
+    write(run, "rows.jsonl", rows)
+    (run / "summary.json").write_text("{}")
 
 
 @pytest.fixture(scope="module")
-def folder(reward_models, tmp_path_factory) -> Path:
-    """Results of which SFT and RLHF without thinking are evaluated, and nothing else."""
-    folder = tmp_path_factory.mktemp("small")
-    runs = folder / "runs"
-    runs.mkdir()
+def runs(reward_models, tmp_path_factory) -> Path:
+    """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
+    runs = tmp_path_factory.mktemp("small") / "runs"
     tasks = []
     for number in range(N_TASKS):
         content = f"I have {number + 10} dollars. What do you suggest?"
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
-    write_jsonl(folder / "tasks.jsonl", tasks)
+    write(runs, "tasks.jsonl", tasks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GOLD", GOLD)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
-            evaluate(runs / f"eval-{name}", folder / "tasks.jsonl", reward_models["chatml"], seed)
-    write_ifeval(runs / "ifeval-sft-plain", [True, False, False, False])
-    write_ifeval(runs / "ifeval-grpo-plain-s0", [True, True, False, False])
-    write_ifeval(runs / "ifeval-grpo-plain-s1", [True, False, True, False])
-    write_ifeval(runs / "ifeval-greedy-sft-plain", [False, False, False, True])
-    return folder
+            evaluate(runs / f"eval-{name}", runs / "tasks.jsonl", reward_models["chatml"], seed)
+    write_ifeval(runs / "ifeval-sft-plain", True, False, False, False)
+    write_ifeval(runs / "ifeval-grpo-plain-s0", True, True, False, False)
+    write_ifeval(runs / "ifeval-grpo-plain-s1", True, False, True, False)
+    shutil.copytree(TRAINED, runs / "grpo-plain-s0")
+    compare.main(compare.Args(runs.parent))
+    return runs
 
 
-def gold_by_hand(folder: Path, name: str) -> pd.Series:
+@pytest.fixture(scope="module")
+def table(runs) -> pd.DataFrame:
+    return pd.read_csv(runs.parent / "table.csv").set_index(["row", "benchmark"])
+
+
+def gold_by_hand(runs: Path, name: str) -> pd.Series:
     """Scores the answers in good format that a run's generations.jsonl has."""
-    rows = read_log(folder / "runs" / f"eval-{name}" / "generations.jsonl")
+    rows = read_log(runs / f"eval-{name}" / "generations.jsonl")
     good = [row for row in rows if row["status"] == "ok"]
     assert len(good) >= 2
     model = RewardModel(GOLD, "response", "plain")
@@ -91,69 +87,51 @@ def gold_by_hand(folder: Path, name: str) -> pd.Series:
     return pd.Series(scores, [row["id"] for row in good])
 
 
-@pytest.fixture(scope="module")
-def table(folder) -> pd.DataFrame:
-    compare.main(compare.Args("small", folder, seeds=(0, 1, 2)))
-    return pd.read_csv(folder / "table.csv").set_index("row")
+def test_a_row_has_means_over_tasks_and_intervals(runs, table):
+    expected = gold_by_hand(runs, "sft-plain")
+    gold = table.loc[("sft-plain", "gold")]
+    assert (gold.seeds, gold.n) == (1, len(expected)) and np.isnan(gold.seed_low)
+    assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
+    assert (gold.low, gold.high) == pytest.approx(bootstrap(expected), abs=1e-3)
 
-
-def test_a_row_has_means_over_tasks_and_their_errors(folder, table):
-    line = table.loc["SFT, no thinking"]
-    expected = gold_by_hand(folder, "sft-plain")
-    assert (line["seeds"], line["gold_n"]) == (1, len(expected))
-    assert line["gold"] == pytest.approx(expected.mean(), abs=1e-3)
-    assert line["gold_se"] == pytest.approx(expected.sem(), abs=1e-3)
-    assert line["format_ok"] == pytest.approx(len(expected) / N_TASKS, abs=1e-3)
-
-    summary = json.loads((folder / "runs/eval-sft-plain/summary.json").read_text())
+    summary = json.loads((runs / "eval-sft-plain/summary.json").read_text())
     (numbers,) = summary["temperatures"].values()
-    for column, key in (("proxy", "proxy_reward"), ("gold", "score"), ("response_tokens", "response_tokens")):
-        assert line[column] == pytest.approx(numbers[key], abs=1e-3)
-
-    assert (line["ifeval"], line["ifeval_n"], line["ifeval_greedy"]) == (0.25, 4, 0.25)
-    assert (line["ifeval_cut_off"], line["ifeval_greedy_cut_off"]) == (0.75, 0.75)
-
-
-def test_seeds_are_averaged_task_by_task_before_two_rows_are_compared(folder, table):
-    first = gold_by_hand(folder, "grpo-plain-s0")
-    second = gold_by_hand(folder, "grpo-plain-s1")
-    mean = pd.concat([first, second], axis=1).mean(axis=1)
-    line = table.loc["RLHF: GRPO, no thinking"]
-    assert (line["seeds"], line["gold_n"], line["ifeval"]) == (2, len(mean), 0.5)
-    assert line["gold"] == pytest.approx(mean.mean(), abs=1e-3)
-    assert line["gold_by_seed"] == f"{first.mean():.2f}, {second.mean():.2f}, –"  # the third has not run
-
-    difference = (mean - gold_by_hand(folder, "sft-plain")).dropna()
-    line = table.loc["RLHF: GRPO, no thinking − SFT, no thinking"]
-    assert line["gold_n"] == len(difference) >= 2
-    assert line["gold"] == pytest.approx(difference.mean(), abs=1e-3)
-    assert line["gold_se"] == pytest.approx(difference.sem(), abs=1e-3)
-    assert line["ifeval"] == 0.25
-    assert line["ifeval_se"] == pytest.approx(np.std([0, 0.5, 0.5, 0], ddof=1) / 2, abs=1e-4)
+    columns = {"proxy": "proxy_reward", "format ok": "format_ok", "response tokens": "response_tokens"}
+    for column, key in columns.items():
+        assert table.loc[("sft-plain", column), "ours"] == pytest.approx(numbers[key], abs=1e-3)
+    ifeval = [table.loc[("sft-plain", column), "ours"] for column in ("IFEval", "IFEval, cut off")]
+    assert ifeval == [0.25, 0.75]
+    assert ("sft-plain", "IFEval, greedy") not in table.index
 
 
-def test_what_is_not_measured_is_missing_and_never_zero(folder, table):
-    measured = [*compare.COLUMNS]
-    unmeasured = [row for row in compare.SMALL if row not in ("SFT, no thinking", "RLHF: GRPO, no thinking")]
-    assert len(unmeasured) == 6
-    assert table.loc[unmeasured, [*measured, "gold_by_seed"]].isna().all(axis=None)
-    assert np.isnan(table.loc["RLHF: GRPO, no thinking", "ifeval_greedy"])
-    assert np.isnan(table.loc["RLMT: GRPO, thinking − RLHF: GRPO, no thinking", "gold"])
-
-    dashes = " | –" * len(measured)
-    text = (folder / "differences.md").read_text()
-    assert f"| RLMT: DPO, thinking − SFT, thinking | 0 | 0{dashes} |" in text and "nan" not in text
-    assert not (folder / "curves.csv").exists()
+def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
+    before = gold_by_hand(runs, "sft-plain")
+    seeds = [(gold_by_hand(runs, f"grpo-plain-s{seed}") - before).dropna() for seed in (0, 1)]
+    first, second = [seed.mean() for seed in seeds]
+    gold = table.loc[("grpo-plain − sft-plain", "gold")]
+    assert gold.seeds == 2 and gold.ours == pytest.approx((first + second) / 2, abs=1e-3)
+    tasks = pd.concat(seeds).groupby(level=0, sort=False).mean()
+    assert gold.n == len(tasks)
+    assert (gold.low, gold.high) == pytest.approx(bootstrap(tasks), abs=1e-3)
+    # Student's t of one degree of freedom; the standard error of two numbers is half their distance
+    assert gold.seed_high - gold.ours == pytest.approx(12.706 * abs(first - second) / 2, abs=1e-2)
+    assert table.loc[("grpo-plain − sft-plain", "IFEval"), "ours"] == 0.25
+    assert "nan" not in (runs.parent / "differences.md").read_text()
 
 
 def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
     """By hand: the line is 0.8 + 0.23 * tokens, the residuals 0.2, -0.1, -0.4, 0.3, their variance 0.30 / (4
     - 2)."""
-    golds = pd.Series([1.0, 3.0, 5.0, 8.0, np.nan])
-    lengths = pd.Series([0.0, 10.0, 20.0, 30.0, 99.0])
-    line = compare.compare_at_equal_length(golds, lengths)
-    assert line["gold_at_equal_length"] == pytest.approx(0.8)
-    assert line["gold_at_equal_length_se"] == pytest.approx(np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5)))
-    assert line["gold_at_equal_length_n"] == 4
-    assert compare.compare_at_equal_length(golds.head(3), lengths.head(3)) == {}
-    assert compare.compare_at_equal_length(golds, 0 * lengths + 5.0) == {}
+    golds = pd.Series([1.0, 3.0, 5.0, 8.0])
+    lengths = pd.Series([0.0, 10.0, 20.0, 30.0])
+    error = np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5))
+    assert compare.compare_at_equal_length(golds, lengths) == pytest.approx((0.8, error))
+    assert np.isnan(compare.compare_at_equal_length(golds, 0 * lengths)).all()
+
+
+def test_curves_are_those_of_held_out_prompts(runs):
+    curves = pd.read_csv(runs.parent / "curves.csv")
+    logged = read_log(TRAINED / "held_out.jsonl")
+    assert curves["gold"].tolist() == pytest.approx([line["gold"] for line in logged], abs=1e-5)
+    assert curves["completions"].tolist() == [line["step"] * 128 for line in logged]
+    assert (runs.parent / "curves.png").stat().st_size > 10_000
