@@ -125,8 +125,13 @@ def differences(seeds_of_row: dict[str, list[pd.DataFrame]]) -> list[dict]:
             cells += summarize(name, of_seeds)
             tasks = pd.concat(of_seeds).dropna(subset="gold").groupby(level=0).mean()
             value, error = compare_at_equal_length(tasks["gold"], tasks["response tokens"])
-            cell = {"ours": value, "low": value - 1.96 * error, "high": value + 1.96 * error, "n": len(tasks)}
-            cells.append({"row": name, "benchmark": "gold, at equal length"} | cell)
+            cell = {
+                "row": name,
+                "benchmark": "gold, at equal length",
+                "n": len(tasks),
+                "seeds": len(of_seeds),
+            }
+            cells.append(cell | {"ours": value, "low": value - 1.96 * error, "high": value + 1.96 * error})
     return cells
 
 
@@ -197,11 +202,11 @@ def describe_reward_models(runs: Path) -> str:
     for path in sorted(runs.glob("reward*/summary.json")):
         right = json.loads(path.read_text())["held_out"]
         texts.append(f"{path.parent.name}: {right['accuracy']:.3f} of {right['n']} held-out pairs right,")
-        texts.append(f"the longer answer in {right['length_baseline']:.3f};")
+        texts.append(f"the longer answer in {right['length_baseline']:.3f}.")
         equal = right["equal_length"]
         if equal:
-            texts.append(f"of {equal['n']} of about equal length {equal['accuracy']:.3f}, the longer one in")
-            texts.append(f"{equal['length_baseline']:.3f}, ± {equal['standard_error']:.3f}.")
+            texts.append(f"Of {equal['n']} of about equal length {equal['accuracy']:.3f} ±")
+            texts.append(f"{equal['standard_error']:.3f}, the longer one in {equal['length_baseline']:.3f}.")
     return " ".join(texts)
 
 

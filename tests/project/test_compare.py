@@ -1,30 +1,36 @@
-"""The tables of experiments/demo.sh and small.sh: by hand, and from runs that the scripts themselves wrote."""
+"""The tables and curves of experiments/demo.sh and small.sh, from files that the scripts themselves wrote."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from script_runs import ROOT, in_this_process
+from test_page import generation, write
 
 import eval_wildbench
-from data.toy import world
+from benchmarks.scoring import bootstrap
 from experiments import compare
-from rlmt.data import read_log, write_jsonl
+from rewards.preference import RewardModel
+from rlmt.data import read_log
 
-N_TASKS = 12
+GOLD = str(ROOT / "data/toy/reward_model")
+TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
+N_TASKS = 16
 
 
-def evaluate(run: Path, tasks: Path, seed: int) -> None:
-    """Lets the toy's base model answer, and the toy's reward model score what it wrote."""
+def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
+    """Lets the toy's base model answer, as experiments/small.sh does with SmolLM2."""
     args = eval_wildbench.Args(
         model=str(ROOT / "data/toy/base"),
         tasks=str(tasks),
-        judge="data/toy/world.py:judge",
-        reward_model=str(ROOT / "data/toy/reward_model"),
+        judge="experiments/small_judge.py:judge",
+        reward_model=proxy,
         reward_on="response",
         think_format="plain",
-        max_tokens=96,
+        max_tokens=128,  # about half of the answers end before
         max_invalid=1.0,
         seed=seed,
         out=str(run),
@@ -33,41 +39,84 @@ def evaluate(run: Path, tasks: Path, seed: int) -> None:
         eval_wildbench.main(args)
 
 
+def write_ifeval(run: Path, *met: bool) -> None:
+    """Writes what eval_benchmarks.py leaves of IFEval: each answer that fails is cut off."""
+    answers = []
+    rows = []
+    for task, is_met in enumerate(met):
+        answers.append(generation(f"{task}-0", status="ok" if is_met else "truncated"))
+        rows.append({"task": task, "sample": 0, "temperature": 0.7, "strict": [True, is_met]})
+    write(run, "generations.jsonl", answers)
+    write(run, "rows.jsonl", rows)
+    (run / "summary.json").write_text("{}")
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> Path:
-    """A folder whose runs/ has evaluations of SFT, and of two seeds of GRPO, without thinking."""
-    folder = tmp_path_factory.mktemp("results")
+def runs(reward_models, tmp_path_factory) -> Path:
+    """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
+    runs = tmp_path_factory.mktemp("small") / "runs"
+    tasks = []
+    for number in range(N_TASKS):
+        content = f"I have {number + 10} dollars. What do you suggest?"
+        tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
+    write(runs, "tasks.jsonl", tasks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        write_jsonl(folder / "tasks.jsonl", world.task_rows(N_TASKS, seed=0))
+        patch.setenv("GOLD", GOLD)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
-            evaluate(folder / "runs" / f"eval-{name}", folder / "tasks.jsonl", seed)
-    compare.main(compare.Args(folder))
-    return folder
+            evaluate(runs / f"eval-{name}", runs / "tasks.jsonl", reward_models["chatml"], seed)
+    write_ifeval(runs / "ifeval-sft-plain", True, False, False, False)
+    write_ifeval(runs / "ifeval-grpo-plain-s0", True, True, False, False)
+    write_ifeval(runs / "ifeval-grpo-plain-s1", True, False, True, False)
+    shutil.copytree(TRAINED, runs / "grpo-plain-s0")
+    compare.main(compare.Args(runs.parent))
+    return runs
 
 
-def test_the_table_is_what_the_evaluations_measured(results):
-    table = pd.read_csv(results / "table.csv").set_index(["row", "benchmark"])
-    golds = []
-    for seed in (0, 1):
-        verdicts = read_log(results / "runs" / f"eval-grpo-plain-s{seed}" / "verdicts.jsonl")
-        golds.append(np.mean([verdict["score"] for verdict in verdicts]))
-    grpo = table.loc[("grpo-plain", "gold")]
-    assert grpo["ours"] == pytest.approx(np.mean(golds), abs=1e-4) and grpo["n"] == N_TASKS
-    assert table.loc[("sft-plain", "gold"), "low"] <= table.loc[("sft-plain", "gold"), "ours"]
-    difference = table.loc[("grpo-plain − sft-plain", "gold"), "ours"]
-    assert difference == pytest.approx(grpo["ours"] - table.loc[("sft-plain", "gold"), "ours"], abs=1e-3)
-    assert "grpo-plain" in (results / "table.md").read_text()
+@pytest.fixture(scope="module")
+def table(runs) -> pd.DataFrame:
+    return pd.read_csv(runs.parent / "table.csv").set_index(["row", "benchmark"])
 
 
-def test_a_difference_is_taken_task_by_task_and_what_is_missing_is_never_zero():
-    before = pd.DataFrame({"gold": [1.0, np.nan, 3.0], "response tokens": [5.0, 5.0, 5.0]})
-    after = pd.DataFrame({"gold": [2.0, 9.0, np.nan], "response tokens": [6.0, 6.0, 6.0]})
-    cells = compare.differences({"sft-plain": [before], "grpo-plain": [after]})
-    [gold] = [cell for cell in cells if cell["benchmark"] == "gold"]
-    assert (gold["ours"], gold["n"]) == (1.0, 1)  # the first task alone has both
-    nothing = pd.DataFrame({"gold": [np.nan], "format ok": [0.0]})
-    assert [cell["benchmark"] for cell in compare.summarize("row", [nothing])] == ["format ok"]
+def gold_by_hand(runs: Path, name: str) -> pd.Series:
+    """Scores the answers in good format that a run's generations.jsonl has."""
+    rows = read_log(runs / f"eval-{name}" / "generations.jsonl")
+    good = [row for row in rows if row["status"] == "ok"]
+    assert len(good) >= 2
+    model = RewardModel(GOLD, "response", "plain")
+    scores = model.score([row["messages"] for row in good], [row["response"] for row in good])
+    return pd.Series(scores, [row["id"] for row in good])
+
+
+def test_a_row_has_means_over_tasks_and_intervals(runs, table):
+    expected = gold_by_hand(runs, "sft-plain")
+    gold = table.loc[("sft-plain", "gold")]
+    assert (gold.seeds, gold.n) == (1, len(expected)) and np.isnan(gold.seed_low)
+    assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
+    assert (gold.low, gold.high) == pytest.approx(bootstrap(expected), abs=1e-3)
+
+    summary = json.loads((runs / "eval-sft-plain/summary.json").read_text())
+    (numbers,) = summary["temperatures"].values()
+    columns = {"proxy": "proxy_reward", "format ok": "format_ok", "response tokens": "response_tokens"}
+    for column, key in columns.items():
+        assert table.loc[("sft-plain", column), "ours"] == pytest.approx(numbers[key], abs=1e-3)
+    ifeval = [table.loc[("sft-plain", column), "ours"] for column in ("IFEval", "IFEval, cut off")]
+    assert ifeval == [0.25, 0.75]
+    assert ("sft-plain", "IFEval, greedy") not in table.index
+
+
+def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
+    before = gold_by_hand(runs, "sft-plain")
+    seeds = [(gold_by_hand(runs, f"grpo-plain-s{seed}") - before).dropna() for seed in (0, 1)]
+    first, second = [seed.mean() for seed in seeds]
+    gold = table.loc[("grpo-plain − sft-plain", "gold")]
+    assert gold.seeds == 2 and gold.ours == pytest.approx((first + second) / 2, abs=1e-3)
+    tasks = pd.concat(seeds).groupby(level=0, sort=False).mean()
+    assert gold.n == len(tasks)
+    assert (gold.low, gold.high) == pytest.approx(bootstrap(tasks), abs=1e-3)
+    # Student's t of one degree of freedom; the standard error of two numbers is half their distance
+    assert gold.seed_high - gold.ours == pytest.approx(12.706 * abs(first - second) / 2, abs=1e-2)
+    assert table.loc[("grpo-plain − sft-plain", "IFEval"), "ours"] == 0.25
+    assert "nan" not in (runs.parent / "differences.md").read_text()
 
 
 def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
@@ -75,7 +124,14 @@ def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
     - 2)."""
     golds = pd.Series([1.0, 3.0, 5.0, 8.0])
     lengths = pd.Series([0.0, 10.0, 20.0, 30.0])
-    value, error = compare.compare_at_equal_length(golds, lengths)
-    assert value == pytest.approx(0.8) and error == pytest.approx(np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5)))
-    assert np.isnan(compare.compare_at_equal_length(golds.head(3), lengths.head(3))).all()
-    assert np.isnan(compare.compare_at_equal_length(golds, 0 * lengths + 5.0)).all()
+    error = np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5))
+    assert compare.compare_at_equal_length(golds, lengths) == pytest.approx((0.8, error))
+    assert np.isnan(compare.compare_at_equal_length(golds, 0 * lengths)).all()
+
+
+def test_curves_are_those_of_held_out_prompts(runs):
+    curves = pd.read_csv(runs.parent / "curves.csv")
+    logged = read_log(TRAINED / "held_out.jsonl")
+    assert curves["gold"].tolist() == pytest.approx([line["gold"] for line in logged], abs=1e-5)
+    assert curves["completions"].tolist() == [line["step"] * 128 for line in logged]
+    assert (runs.parent / "curves.png").stat().st_size > 10_000

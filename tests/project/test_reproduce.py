@@ -1,4 +1,4 @@
-"""The lines of experiments/*.sh, the runner, the tables, the demo and small.sh."""
+"""The lines of experiments/*.sh, the runner, the tables and the demo."""
 
 import csv
 import importlib
@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -22,33 +21,9 @@ from benchmarks import scoring
 from experiments import tables
 
 ROOT = Path(__file__).parents[2]
-EVALUATE = (ROOT / "experiments" / "evaluate.sh").read_text()
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
 ROWS = reproduce.table_rows(BLOCKS)
-
-# bash reads this before a script: then no command runs, and its words go to the file COMMANDS
-HOOK = r"""
-record() { printf '%s\0' "$@" $'\n' >> "$COMMANDS"; }
-python() { record python "$@"; }
-accelerate() { record accelerate "$@"; }
-export -f record python accelerate
-"""
-
-
-def expand(script: str, **variables: str) -> list[list[str]]:
-    """Lists the words of every command of a script, as bash expands them."""
-    with tempfile.TemporaryDirectory() as folder:
-        commands = Path(folder) / "commands"
-        commands.touch()
-        variables = {"COMMANDS": str(commands), **variables}
-        subprocess.run(["bash", "-c", HOOK + script], cwd=ROOT, env=os.environ | variables, check=True)
-        text = commands.read_text()
-    return [command.split("\0")[:-1] for command in text.split("\n\0")[:-1]]
-
-
-def commands_of(file: str, **variables: str) -> list[list[str]]:
-    return expand((ROOT / "experiments" / file).read_text(), **variables)
 
 
 def parse(words: list[str], monkeypatch):
@@ -64,85 +39,52 @@ def parse(words: list[str], monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
     with redirect_stdout(io.StringIO()):
         if name.startswith(("train_", "eval_")):
-            presets = getattr(module, "PRESETS", {})
-            return runs.parse_args(module.Args, presets)
+            return runs.parse_args(module.Args, getattr(module, "PRESETS", {}))
         return tyro.cli(module.Args) if hasattr(module, "Args") else flags
 
 
 # --- the lines of experiments/*.sh
 
 
-@pytest.mark.parametrize(
-    "script, source, setting, values",
-    [
-        (
-            "train_sft_warmstart",
-            "paper table 5",
-            "SFT (warm start)",
-            {
-                "batch size": "batch_size",
-                "epochs": "epochs",
-                "learning rate": "learning_rate",
-                "warmup ratio": "warmup_ratio",
-                "weight decay": "weight_decay",
-            },
-        ),
-        (
-            "train_dpo",
-            "paper table 6",
-            "DPO",
-            {
-                "responses per prompt": "samples_per_prompt",
-                "batch size": "batch_size",
-                "epochs": "epochs",
-                "DPO beta": "beta",
-                "learning rate": "learning_rate",
-                "warmup ratio": "warmup_ratio",
-                "weight decay": "weight_decay",
-            },
-        ),
-        (
-            "train_grpo",
-            "paper table 7",
-            "PPO / GRPO",
-            {
-                "batch size (prompts per step)": "prompts_per_step",
-                "responses per prompt (GRPO only)": "group_size",
-                "max prompt length": "max_prompt_tokens",
-                "max response length": "max_completion_tokens",
-                "steps": "steps",
-                "actor learning rate": "learning_rate",
-                "weight decay": "weight_decay",
-                "KL coefficient": "beta",
-            },
-        ),
-        (
-            "train_ppo",
-            "paper table 7",
-            "PPO / GRPO",
-            {
-                "batch size (prompts per step)": "prompts_per_step",
-                "max prompt length": "max_prompt_tokens",
-                "steps": "steps",
-                "max response length": "max_completion_tokens",
-                "actor learning rate": "learning_rate",
-                "critic learning rate (PPO only)": "critic_learning_rate",
-                "weight decay": "weight_decay",
-                "KL coefficient": "kl_coef",
-            },
-        ),
-    ],
-)
-def test_defaults_are_the_papers(script, source, setting, values):
-    with open(ROOT / "data/paper/hyperparameters.csv") as f:
-        printed = {
-            r["parameter"]: r["value"]
-            for r in csv.DictReader(f)
-            if (r["source"], r["setting"]) == (source, setting)
-        }
-    args = importlib.import_module(script).Args()
-    for parameter, field in values.items():
-        assert getattr(args, field) == float(printed[parameter].split()[0]), parameter
+SFT = {
+    "batch size": "batch_size",
+    "epochs": "epochs",
+    "learning rate": "learning_rate",
+    "warmup ratio": "warmup_ratio",
+    "weight decay": "weight_decay",
+}
+RL = {
+    "batch size (prompts per step)": "prompts_per_step",
+    "max prompt length": "max_prompt_tokens",
+    "max response length": "max_completion_tokens",
+    "steps": "steps",
+    "actor learning rate": "learning_rate",
+    "weight decay": "weight_decay",
+}
+DEFAULTS = {  # script: table of the paper, and the field of each of its parameters
+    "train_sft_warmstart": ("5", SFT),
+    "train_dpo": ("6", SFT | {"responses per prompt": "samples_per_prompt", "DPO beta": "beta"}),
+    "train_grpo": ("7", RL | {"responses per prompt (GRPO only)": "group_size", "KL coefficient": "beta"}),
+    "train_ppo": (
+        "7",
+        RL | {"critic learning rate (PPO only)": "critic_learning_rate", "KL coefficient": "kl_coef"},
+    ),
+}
+
+
+def hyperparameters() -> list[dict[str, str]]:
+    """Reads what the paper prints, and the released configs: one row a value."""
+    with open(ROOT / "data/paper/hyperparameters.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_defaults_are_the_papers():
+    for script, (table, fields) in DEFAULTS.items():
+        of_table = [row for row in hyperparameters() if row["source"] == f"paper table {table}"]
+        printed = {row["parameter"]: row["value"] for row in of_table}
+        args = importlib.import_module(script).Args()
+        for parameter, field in fields.items():
+            assert getattr(args, field) == float(printed[parameter].split()[0]), (script, parameter)
 
 
 MODELS = {
@@ -154,12 +96,11 @@ MODELS = {
 
 
 def released_configs() -> dict[str, dict[str, str]]:
-    """Reads the 14 released configs of GRPO and PPO, by name."""
+    """Returns the 14 released configs of GRPO and PPO, by name."""
     configs = {}
-    with open(ROOT / "data/paper/hyperparameters.csv") as file:
-        for row in csv.DictReader(file):
-            if row["source"] == "released verl config":
-                configs.setdefault(row["setting"], {})[row["parameter"]] = row["value"]
+    for row in hyperparameters():
+        if row["source"] == "released verl config":
+            configs.setdefault(row["setting"], {})[row["parameter"]] = row["value"]
     return configs
 
 
@@ -172,16 +113,17 @@ def row_of(config: str) -> str:
     return row + {"grpo": "", "ppo": "-ppo"}[algorithm]
 
 
-def args_of(row: str, monkeypatch, **variables: str):
-    """The arguments with which a row of the paper's is trained."""
-    return parse(reproduce.commands_of(BLOCKS[row].command, {"RESULTS": "r", **variables})[0], monkeypatch)
+def args_of(row: str, monkeypatch):
+    """Returns the arguments with which --as-released trains a row of the paper's."""
+    [words] = reproduce.commands_of(BLOCKS[row].command, {"RESULTS": "r", "AS_RELEASED": "-as-released"})
+    return parse(words, monkeypatch)
 
 
 def test_rows_as_released_have_the_values_of_the_released_configs(monkeypatch):
     configs = released_configs()
     assert len(configs) == 14
     for name, config in configs.items():
-        args = args_of(row_of(name), monkeypatch, AS_RELEASED="-as-released")
+        args = args_of(row_of(name), monkeypatch)
         batch = int(config["train batch size (prompts)"])
         assert args.prompts_per_step == batch, name
         assert args.updates_per_rollout == batch / int(config["mini-batch size (prompts)"]), name
@@ -248,6 +190,30 @@ def test_a_row_is_evaluated_on_every_benchmark_that_its_table_prints():
             assert set(block.evaluations) == wanted, block.name
 
 
+def test_commands_are_shown_after_those_of_what_they_need(capsys):
+    reproduce.main(reproduce.Args(show="table4/llama3.1-8b-rlhf-gpt4.1mini", as_released=True, seeds=(1,)))
+    export, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert export == "export SEED=1 RESULTS=results AS_RELEASED=-as-released"
+    plain = "llama3.1-8b-sft-plain-gpt4.1mini"
+    row = "llama3.1-8b-rlhf-gpt4.1mini"
+    assert lines[::2] == [f"# {plain}", f"# {row}", f"# table4/{row}"]
+    sft, grpo, evaluation = lines[1::2]
+    assert f"--traces data/traces_gpt4.1mini.jsonl --seed 1 --out results/{plain}-s1 --resume" in sft
+    assert f"--preset paper-as-released --think-format plain --model results/{plain}-s1/model" in grpo
+    assert "MAX_TOKENS=4096" in evaluation and f"results/{row}-s1/model {row}-s1 wildbench" in evaluation
+
+
+def test_every_row_is_listed_with_what_is_done(tmp_path, capsys):
+    make(tmp_path / "toy", *[f"toy-rlmt-s0{ending}/summary.json" for ending in ("", "--gold")])
+    make(tmp_path, "llama3.1-8b-rlmt-s0/config.json")
+    reproduce.main(reproduce.Args(list=True, results=tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    states = {tuple(line.split()[1:3]): line.partition("s0: ")[2] for line in lines}
+    assert len(states) == len(lines) == sum(map(len, ROWS.values())) > 200
+    assert states["toy", "toy-rlmt"] == "done" and states["toy", "toy-rlhf"] == "not yet run"
+    assert states["1", "llama3.1-8b-rlmt"] == "interrupted"
+
+
 # --- tables
 
 
@@ -301,6 +267,7 @@ def test_tables_by_hand(tmp_path):
     assert "44.0 ± 3.0 (" in shown and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in shown
     # AE2's number is no mean over tasks
     assert "| 53.0, ± 12.7 over 2 seeds (" in shown and shown.endswith("partly measured |")
+    assert "PopQA 50, 3 invalid in llama3.1-8b-rlmt" in text
     assert "model of others" in rendered(tmp_path, "10")[0]
 
 
@@ -317,26 +284,21 @@ def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
 # --- the runner
 
 JOB = """
-import json, pathlib, sys, time
+import pathlib, sys
 words = sys.argv[1:]
 out = pathlib.Path(words[words.index("--out") + 1])
 out.mkdir(exist_ok=True)
 with open(out.parent / "order", "a") as f:
     f.write(out.name + " ")
 if "--fail" in words:
-    time.sleep(1)
     sys.exit("broken on purpose")
-if "--sleep" in words:
-    time.sleep(40)
 if "--resume" in words:
-    (out / "model").mkdir(exist_ok=True)
-    (out / "model" / "model.safetensors").write_text(" ".join(words))
     (out / "summary.json").write_text("{}")
 """
 
 
 def experiments(folder: Path, monkeypatch, lines: str) -> dict[str, reproduce.Block]:
-    """Blocks of a file of one's own, whose commands leave a folder, and a line in `order`."""
+    """Returns the blocks of a file of one's own, whose commands leave a folder, and a word in `order`."""
     (folder / "experiments").mkdir()
     (folder / "job.py").write_text(JOB)
     job = f"python {folder}/job.py"
@@ -346,41 +308,50 @@ def experiments(folder: Path, monkeypatch, lines: str) -> dict[str, reproduce.Bl
     return reproduce.read_blocks()
 
 
+def make(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}")
+
+
 CHAIN = """prepare data JOB --out "$RESULTS/data"
 stage sft needs data sft
 
 # It takes an hour.
 row mine/rl from sft grpo --steps 3
+row mine/broken from sft grpo --fail
 """
 
 
-def planned(root: Path, blocks: dict, *names: str, seeds=(0,)) -> list[tuple[str, int]]:
-    args = reproduce.Args(table="mine", seeds=seeds)
-    jobs = reproduce.plan(args, [blocks[name] for name in names], blocks, root)
-    return [(block.name, seed) for block, seed in jobs]
-
-
-def run(root: Path, blocks: dict, *names: str, seeds=(0,)) -> None:
-    args = reproduce.Args(table="mine", seeds=seeds)
-    jobs = reproduce.plan(args, [blocks[name] for name in names], blocks, root)
-    reproduce.run_jobs(jobs, args, root)
+def planned(root: Path, blocks: dict, *names: str) -> list[tuple[reproduce.Block, int]]:
+    args = reproduce.Args(table="mine", seeds=(0, 1))
+    return reproduce.plan(args, [blocks[name] for name in names], blocks, root)
 
 
 def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch, capsys):
     blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    both = [("data", 0), ("sft", 0), ("rl", 0), ("mine/rl", 0), ("sft", 1), ("rl", 1), ("mine/rl", 1)]
-    assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == both
-    run(tmp_path, blocks, "mine/rl", seeds=(0, 1))
-    order = (tmp_path / "order").read_text().split()
-    assert order[0] == "data" and len(order) == 7
-    for seed in (0, 1):
-        one = [name for name in order if f"-s{seed}" in name]
-        assert one == [f"sft-s{seed}", f"rl-s{seed}", f"rl-s{seed}--gold"]
+    jobs = planned(tmp_path, blocks, "mine/rl")
+    reproduce.run_jobs(jobs, reproduce.Args(), tmp_path)
+    done = "data sft-s0 rl-s0 rl-s0--gold sft-s1 rl-s1 rl-s1--gold"
+    assert (tmp_path / "order").read_text().split() == done.split()
     assert "7 of 7;" in capsys.readouterr().out
-    assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == []
+    assert planned(tmp_path, blocks, "mine/rl") == []
 
     (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted; its data is made again
-    assert planned(tmp_path, blocks, "mine/rl", seeds=(0, 1)) == [("data", 0), ("mine/rl", 1)]
+    assert planned(tmp_path, blocks, "mine/rl") == [(blocks["data"], 0), (blocks["mine/rl"], 1)]
+    with pytest.raises(SystemExit, match="broken s0 failed; its log is .* goes on from here"):
+        reproduce.run_jobs(planned(tmp_path, blocks, "mine/broken"), reproduce.Args(), tmp_path)
+
+
+def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "HERE", tmp_path)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
+    args = reproduce.Args(table="1", row="llama3.1-8b-rlmt", run=True, results=tmp_path)
+    error = exits(reproduce.main, args)
+    for path in ("data/traces.jsonl", "data/wildchat_if.jsonl", "data/alpacaeval2", "data/mmlu_redux"):
+        assert path in error
+    args = reproduce.Args(table="3", row="qwen2.5-7b-rlmt-ppo-as-released", run=True, results=tmp_path)
+    assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
 
 
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
@@ -405,23 +376,29 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     gold = table.loc[(row, "gold, T=1")]
     task_means = pd.read_csv(tmp_path / "mine" / f"{row}-s0--gold" / "task_means.csv")
     assert len(task_means) == 2 and task_means["mean"].mean() == pytest.approx(gold.ours, abs=1e-4)
-    assert gold.seeds == 1 and gold.low < gold.ours < gold.high
+    assert gold.seeds == 1 and gold.low < gold.ours < gold.high and pd.isna(gold.seed_low)
 
     reproduce.main(args)
     assert capsys.readouterr().out.startswith("all is done in ")
 
 
-# --- demo.sh and small.sh
+# --- demo.sh
+
+# bash reads this before a script: then no command runs, and its words go to the file COMMANDS
+HOOK = r"""
+python() { echo "$@" >> "$COMMANDS"; }
+export -f python
+"""
 
 
-def outs_of(commands: list[list[str]]) -> list[str]:
-    return [Path(words[words.index("--out") + 1]).name for words in commands if "--out" in words]
-
-
-def test_the_demo_evaluates_all_that_it_trains():
-    commands = commands_of("demo.sh", LANES="1")
-    made = outs_of(commands)
-    trained = [name for name in made if not name.startswith("eval-") and name != "reward"]
-    assert sorted(made) == sorted([*trained, *(f"eval-{name}" for name in trained), "reward"])
-    assert len(trained) == 9 and commands[0] == ["python", "-m", "data.toy.world"]
-    assert commands[-1][:3] == ["python", "-m", "experiments.compare"]
+def test_the_demo_evaluates_every_run(tmp_path):
+    script = HOOK + (ROOT / "experiments" / "demo.sh").read_text()
+    variables = {"COMMANDS": str(tmp_path / "commands"), "LANES": "1", "RESULTS": str(tmp_path)}
+    subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | variables, check=True)
+    first, *commands, last = (tmp_path / "commands").read_text().splitlines()
+    assert first == "-m data.toy.world" and last == f"-m experiments.compare {tmp_path}"
+    outs = [command.partition("--out ")[2].split()[0] for command in commands]
+    names = [Path(out).name for out in outs]
+    trained = [name for name in names if not name.startswith(("eval-", "reward"))]
+    evaluated = [name.removeprefix("eval-") for name in names if name.startswith("eval-")]
+    assert sorted(trained) == sorted(evaluated) and len(trained) == 9
