@@ -192,7 +192,6 @@ def test_the_key_is_nowhere_in_a_run(serve, tmp_path, here, monkeypatch):
     assert {auth for _, auth in server.requests} == {f"Bearer {KEY}"}
 
 
-@pytest.mark.parametrize("url", [f"user:{KEY}@host:8000/v1", f"https://host/v1?api-key={KEY}"])
-def test_a_key_in_a_url_is_refused_and_not_repeated(url, tmp_path, exits):
-    told = exits(Endpoint, "m", tmp_path / "store.jsonl", url)
+def test_a_key_in_a_url_is_refused_and_not_repeated(tmp_path, exits):
+    told = exits(Endpoint, "m", tmp_path / "store.jsonl", f"user:{KEY}@host:8000/v1")
     assert "without a user, password or key" in told and KEY not in told

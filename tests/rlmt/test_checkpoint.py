@@ -3,7 +3,6 @@
 Optimizers: tests/scripts/, where every script resumes to the bit.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlmt.chat import read_trained_as
 from rlmt.checkpoint import copy_model, latest, save_checkpoint, save_model
-from rlmt.data import read_log
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator
-from rlmt.run import RunArgs, resume
+from rlmt.run import RunArgs
 from script_runs import weights_of
-from train_grpo import Args
 
 BASE = "data/toy/base"
 IDS = torch.arange(5, 25).repeat(2, 1)
@@ -69,21 +66,6 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     assert latest(tmp_path).name == "checkpoint-100"
     left = {path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir()}
     assert left == {"10", "100", "101", "mine"}
-
-
-def test_a_resume_cuts_the_logs_back_to_its_checkpoint(accelerator, tmp_path, exits):
-    log = tmp_path / "metrics.jsonl"
-    rows = "".join(json.dumps({"step": step}) + "\n" for step in (3, 4, 5))
-    log.write_text(rows + '{"step": 6, "na')  # a kill cuts off the last line
-    complete = tmp_path / "checkpoint-4" / "complete"
-    complete.parent.mkdir()
-    complete.touch()
-    assert resume(tmp_path, Args(resume=True), accelerator).first_step == 4
-    assert [row["step"] for row in read_log(log)] == [3, 4]
-    # else the model of step 4 would be called that of step 3
-    assert "has trained 4 steps" in exits(resume, tmp_path, Args(resume=True, steps=3), accelerator)
-    complete.unlink()  # no checkpoint was ever finished
-    assert resume(tmp_path, Args(resume=True), accelerator).first_step == 0 and not read_log(log)
 
 
 @pytest.mark.parametrize("bits", [{}, {"lora_r": 4}, {"lora_r": 4, "load_in_4bit": True}])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from transformers import AutoModelForCausalLM, GenerationConfig, get_cosine_schedule_with_warmup
+from transformers import AutoModelForCausalLM, get_cosine_schedule_with_warmup
 
 from rlmt import model as policy
 from rlmt.run import RunArgs
@@ -71,13 +71,6 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch)
     for weight in model.parameters():
         tensors += [weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
-
-
-def test_a_folder_s_generation_config_does_not_change_what_is_sampled(base, tmp_path):
-    base.save_pretrained(tmp_path)
-    GenerationConfig(do_sample=True, repetition_penalty=3.0).save_pretrained(tmp_path)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.repetition_penalty == 3.0
-    assert policy.load_trained(tmp_path, RunArgs()).generation_config.repetition_penalty is None
 
 
 # --- log-probabilities

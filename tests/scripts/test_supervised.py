@@ -50,8 +50,6 @@ def test_what_sft_writes(wholes):
     committed = read_log(ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl")[0]
     assert metrics[0].keys() | {"seconds", "step_time"} == committed.keys()
     assert metrics[-1]["loss"] < 0.7 * metrics[0]["loss"]
-    rates = [row["learning_rate"] for row in metrics]
-    assert rates[0] == 0.0 and rates[1] == max(rates) > rates[-1]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (10, 34, {})
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
