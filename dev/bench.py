@@ -11,7 +11,7 @@
 | sft | train_sft_warmstart.py | trl.SFTTrainer, padded batches |
 | dpo | train_dpo.py --pairs | trl.DPOTrainer |
 | reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
-| judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 0.2 s |
+| judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 1 s |
 
 Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does. With --old the
 peer is what ours is, run in the other checkout with the same flags; both must know them.

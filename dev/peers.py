@@ -344,7 +344,7 @@ def reward(args: Args) -> None:
 
 # --- 3. the judge's client: with c calls in flight it can make at most c / LATENCY calls a second
 
-LATENCY = 0.2  # seconds that the server takes for a call
+LATENCY = 1.0  # seconds that the server takes for a call
 CALLS = 1024
 IN_FLIGHT = (32, 64, 128)
 
