@@ -35,9 +35,9 @@ file.py:function finds strategies alone.
 with published scores, pass dialogues of the official tool to --from-dialogues.
 
 A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or
-if --model-url refuses it. Such dialogues are counted, and dialogues.jsonl has their
-`error`. Above 1 % there is no headline: `mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run ends without
-a score, and --resume asks again.
+if --model-url refuses it. Such dialogues are counted, and dialogues.jsonl has their `error`. Above 1 % there is
+no headline: `mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run
+ends without a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
 `--dry-run` makes the same checks.
@@ -191,8 +191,8 @@ def talk(
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
-    `generate` is that of `load_model`. `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that
-    failed again.
+    `generate` is that of `load_model`. `path` gets them after every turn. If the file exists, goes on from there,
+    and asks a simulator that failed again.
     """
     setting = args.setting
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]

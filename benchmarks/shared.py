@@ -583,9 +583,8 @@ def check_start(
     `requests_about(args, tasks, answer)`: all requests to the judge if every task got this answer; none
     without a judge, or if it is a program.
     """
-    longest_answer = (
-        "word " * args.max_tokens
-    )  # a word has about a token; the judge reads no word that is cut
+    # a word has about a token; the judge reads no word that is cut
+    longest_answer = "word " * args.max_tokens
     requests = requests_about(args, tasks, longest_answer)
     if requests:
         how = "one temperature, each asked once, about --max-tokens words"

@@ -198,9 +198,8 @@ def verifiable_row(row: dict, args: Args) -> dict:
         converted["answer"] = str(row[answer])
         # Tulu 3 names functions of its own training code here
         drop_if("func_name" in converted["answer"], "constraint_of_another_verifier")
-    read_field(
-        converted, "answer", "tests", "instruction_id_list", "reference", "rubric"
-    )  # one has to be there
+    # one of them has to be there
+    read_field(converted, "answer", "tests", "instruction_id_list", "reference", "rubric")
     return converted
 
 

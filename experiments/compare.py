@@ -25,15 +25,10 @@ from experiments import tables
 from page import read_lines, read_rows
 from utils import fail
 
-KINDS = {
-    "eval": "gold",
-    "ifeval": "IFEval",
-    "ifeval-greedy": "IFEval, greedy",
-}  # and what its score is called
-CURVES = {
-    "reward/gold": "gold",
-    "reward/preference": "proxy",
-}  # keys of metrics.jsonl: held_out.jsonl's names
+# kinds of evaluation, by the prefix of their run folders: what the score is called
+KINDS = {"eval": "gold", "ifeval": "IFEval", "ifeval-greedy": "IFEval, greedy"}
+# rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
+CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
 COLOURS = {"grpo": "tab:blue", "ppo": "tab:orange", "dpo": "tab:green", "rlvr": "tab:red"}
 ABOUT = (
     "Gold: what nothing is trained on; proxy: the reward that RL is trained on, of answers in good format. Response "

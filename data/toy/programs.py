@@ -30,11 +30,8 @@ WORDING = {
 }
 KIND_OF = {form: kind for kind, forms in WORDING.items() for form in forms}
 STARTS = ["Take x", "Please take x", "I have x"]
-SPLITS = {
-    "traces": range(0, 40),
-    "prompts": range(40, 80),
-    "tasks": range(80, 100),
-}  # percentiles of the hash
+# percentiles of the hash
+SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 

@@ -22,11 +22,8 @@ QUESTIONS = [
     "Please answer how much is left",
     "What is left of the budget",
 ]
-SPLITS = {
-    "traces": range(0, 40),
-    "prompts": range(40, 80),
-    "tasks": range(80, 100),
-}  # percentiles of the hash
+# percentiles of the hash
+SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 
 
 @dataclass

@@ -172,9 +172,8 @@ def test_mmlu_redux_items(tmp_path, capsys):
     rows = [{"id": i, "response": f"Answer: {'ABCD'[right(t)]}"} for i, t in enumerate(tasks)]
     out = score("mmlu_redux", rows, folder, tmp_path)
     assert (out["n"], out["n_excluded"], out["n_missing"], out["accuracy"]) == (5376, 324, 0, 1)
-    assert (
-        sum("excluded" in r and "wrong_groundtruth" in r["excluded"] for r in out["rows"]) == 60
-    )  # a letter, or none
+    # excluded: a wrong answer key, and the correct answer given as a letter or not at all
+    assert sum("excluded" in r and "wrong_groundtruth" in r["excluded"] for r in out["rows"]) == 60
     corrected = next(
         i
         for i, t in enumerate(tasks)

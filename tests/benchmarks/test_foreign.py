@@ -18,7 +18,6 @@ from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
 import trl
 from benchmarks.shipped import use_as_shipped
-from rlmt import chat as rlmt_chat
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
@@ -76,7 +75,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
     _, template_args, think_format, opening = CASES[case]
-    tokenizer = rlmt_chat.load_tokenizer(folders[case])
+    tokenizer = templates.load_tokenizer(folders[case])
     line = use_as_shipped(tokenizer, "auto", "auto", template_args)
     assert (tokenizer.think_format, tokenizer.opening) == (think_format, opening)
     assert line.startswith("chat template: its own;") and f"thinking read as {think_format!r}" in line

@@ -300,9 +300,8 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
         50,
         [50],
     )
-    assert out["overall_paper"] == pytest.approx(
-        (15 + 55 + 50) / 3
-    )  # -5 would be worth 25 of 20, and is dropped
+    # a mark of -5 would be worth 25 of 20, and is dropped
+    assert out["overall_paper"] == pytest.approx((15 + 55 + 50) / 3)
     assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
     # over prompts, of which there is one: its iterations are no further tasks
     assert out["overall_interval"] == [50, 50]

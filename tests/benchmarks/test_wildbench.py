@@ -292,9 +292,8 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
         expected.append(0 if verdict["skipped"] else 0.5 * sign)
     out = numbers(tmp_path / "run")
     assert out["wb_reward"] == pytest.approx(100 * np.mean(expected)) and out["n_invalid"] == 0
-    rewards = [
-        verdict["reward"] for verdict in verdicts if verdict["reward"] is not None
-    ]  # each answer in both orders
+    # each answer is judged in both orders
+    rewards = [verdict["reward"] for verdict in verdicts if verdict["reward"] is not None]
     assert 0 < len(rewards) < 16 and out["proxy_reward"] == pytest.approx(np.mean(rewards))
 
     before = len(server.requests)

@@ -14,7 +14,6 @@ from rlmt import chat as templates
 from data import make_traces, prepare
 from data.make_traces import Args, refuses
 from rlmt import data as rlmt_data
-from rlmt import chat as rlmt_chat
 
 ROOT = Path(__file__).parents[2]
 PLAN = "The user asks for something small; I name the thing, check that it is right, and then say it in one plain sentence."
@@ -46,9 +45,10 @@ def world(tmp_path, monkeypatch):
     always holds."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    # short waits between tries
     monkeypatch.setattr(
         make_traces, "Endpoint", functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
-    )  # small waits
+    )
     servers = []
 
     def world(prompts: list, behave):
@@ -217,9 +217,8 @@ def test_reasoning_in_a_field_of_its_own(world):
         "short_thinking": ["p5"],
         "truncated": ["p7"],
     }
-    assert all(
-        request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests
-    )  # no instruction
+    # the teacher gets the prompt alone, without an instruction
+    assert all(request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests)
 
 
 def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
@@ -237,7 +236,7 @@ def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes() and len(
         got
     ) == 8
-    tokenizer = rlmt_chat.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
+    tokenizer = templates.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
     templates.prepare_tokenizer(tokenizer, "think")
     read = read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
     kept, dropped = sft.build_rows(read, tokenizer, "think", 20_000)

@@ -199,9 +199,8 @@ def test_prompts_for_the_teacher_are_one_english_question(tmp_path):
         "not_sampled": set(),
     }
     assert run("tulu3-teacher", source, n=4, overwrite=True)[0] == got
-    assert (
-        len(run("tulu3-random", source, n=9, overwrite=True)[0]) == 9
-    )  # those of RL keep turns and languages
+    # prompts of RL keep those of several turns and of other languages
+    assert len(run("tulu3-random", source, n=9, overwrite=True)[0]) == 9
 
 
 def test_verifiable_prompts(tmp_path):

@@ -64,9 +64,8 @@ def test_the_teacher_by_hand():
     assert programs.solve(STEPS, 1.0, rng) == ("x + 3 then x + 3 * 2", "def f(x): return x + 3 * 2")
     steps = [("*", 2), ("-", 1), ("*", 3)]
     assert programs.solve(steps, 0.0, rng)[1] == "def f(x): return (x * 2 - 1) * 3"
-    assert (
-        programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
-    )  # none matter
+    # no brackets are needed
+    assert programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
 
 
 def test_a_careful_teacher_is_right_and_the_usual_one_is_not_where_parentheses_matter():

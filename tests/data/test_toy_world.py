@@ -13,9 +13,8 @@ from data.toy import models as toy_models
 from data.toy import world as toy_world
 from data.toy.world import NO_SLIPS, TEACHER, Order, check
 
-ORDER = Order(
-    ("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats"
-)  # 7, fish, 4, 5, 3
+# their prices: 7, fish, 4, 5, 3
+ORDER = Order(("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats")
 GOOD = "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 leaves 1."
 
 

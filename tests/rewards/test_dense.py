@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, set_seed
+from conftest import tiny_config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, set_seed
 
 from rlmt import checkpoint
 from rlmt import model as policy
@@ -52,20 +53,8 @@ def tokenizer():
 
 def tiny(tokenizer):
     set_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            tie_word_embeddings=True,
-        )
-    )
+    sizes = dict(intermediate_size=32, max_position_embeddings=256, initializer_range=0.02)
+    return LlamaForCausalLM(tiny_config(tokenizer, tie_word_embeddings=True, **sizes))
 
 
 # --- in the loops

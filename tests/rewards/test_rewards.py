@@ -213,13 +213,14 @@ def test_held_out_gold(tmp_path):
     better = []
     for step, golds in enumerate(([0.3, 0.3, None, 0.6], [0.9] * 4, [0.8] * 4, [None] * 4, [0.91] * 4), 1):
         better.append(gold.log_held_out(tmp_path, step, held_out_rows(golds, 1.5)))
+    # the first checkpoint is below the start, which is none
     assert better == [
         True,
         True,
         False,
         False,
         True,
-    ]  # the first checkpoint is below the start, which is none
+    ]
     lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
     assert lines[0]["gold"] == pytest.approx(0.65) and lines[0]["gold_ok"] == pytest.approx(0.3)
     assert lines[0]["gold_ok_se"] == pytest.approx(0.1) and lines[0]["format_ok"] == 0.5

@@ -14,14 +14,14 @@ import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from conftest import tiny_config
 from script_runs import ROOT, forget_vllm
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import chat as templates
 from rlmt import vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sample, Sampler, Sampling, ThinkingBudget, Transformers
@@ -42,13 +42,13 @@ def leave_no_trace():
 @pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = chat.load_tokenizer(BASE)
-    templates.prepare_tokenizer(tokenizer, "think")
+    chat.prepare_tokenizer(tokenizer, "think")
     return tokenizer
 
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer) -> list[list[int]]:
-    return [templates.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in TEXTS]
+    return [chat.encode_prompt(tokenizer, [{"role": "user", "content": text}]) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +56,8 @@ def untied(tokenizer, tmp_path_factory) -> str:
     """Saves a tiny random model with an untied head, whose generation config asks for other sampling."""
     folder = tmp_path_factory.mktemp("untied")
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = dict(hidden_size=64, max_position_embeddings=512, initializer_range=0.2)
+    model = LlamaForCausalLM(tiny_config(tokenizer, tie_word_embeddings=False, **sizes))
     model.generation_config.update(do_sample=True, temperature=0.1, top_k=1, repetition_penalty=3.0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -309,7 +297,7 @@ def test_a_killed_server_ends_the_run_in_one_line(base, tokenizer, tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     run = subprocess.Popen(words, **pipes, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
     first = run.stdout.readline()
-    prompt = templates.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])
+    prompt = chat.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])
     ends = tokenizer.stop_ids
     assert json.loads(first) == cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)[0]
 

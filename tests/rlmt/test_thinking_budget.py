@@ -29,9 +29,8 @@ def of(tokenizer, n_tokens: int, opening: str = "") -> ThinkingBudget:
     return ThinkingBudget(n_tokens, "<think>", "</think>", closing, opening)
 
 
-@pytest.mark.parametrize(
-    "family", ["llama_base", "qwen3", "gpt2"]
-)  # tags of several tokens, of one, of bytes
+# a tag is several tokens, one token, or bytes
+@pytest.mark.parametrize("family", ["llama_base", "qwen3", "gpt2"])
 def test_closes_open_thinking_only(load, family):
     tokenizer = load(family)
 

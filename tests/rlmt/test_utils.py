@@ -14,7 +14,6 @@ from rlmt import chat as templates
 import utils
 from rlmt.chat import encode_completion, encode_prompt, prepare_tokenizer
 from utils import join_thinking, split_thinking
-from rlmt import chat as rlmt_chat
 
 STATUSES = {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
 FORMATS = list(utils.THINK_FORMATS)
@@ -248,8 +247,8 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folders["qwen25_base"], folder)
     checkpoint.save_tokenizer(folder, tokenizer)
-    assert rlmt_chat.read_trained_as(str(folder)) == {"think_format": plan_format}
-    assert rlmt_chat.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
+    assert templates.read_trained_as(str(folder)) == {"think_format": plan_format}
+    assert templates.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
 
 
 # --- 3. chat templates
