@@ -42,6 +42,7 @@ from rlmt.model import (
     count_trained_tokens,
     deal,
     gradient_exchange,
+    is_sharded_launch,
     load_learner,
     micro_batches,
     n_tokens_of,
@@ -185,9 +186,10 @@ def accumulate_gradients(
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
+    `ends_turn` is the share of rows whose end of turn is the likeliest token there.
     """
     n_tokens = count_trained_tokens(token_rows, accelerator)
-    sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0}
+    sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0, "ends_turn": 0.0}
     batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         prompt_ids = [row.prompt_ids for row in members]
@@ -203,7 +205,11 @@ def accumulate_gradients(
         sums["loss"] -= logprobs.detach().sum()
         sums["entropy"] += entropies.sum()
         sums["mean_token_accuracy"] += likeliest.sum()
-    return sum_and_divide(sums, n_tokens, accelerator)
+        last_tokens = batch["completion_mask"].sum(1, keepdim=True) - 1
+        sums["ends_turn"] += likeliest.gather(1, last_tokens).sum()
+    metrics = sum_and_divide(sums, n_tokens, accelerator)
+    metrics["ends_turn"] *= n_tokens / args.batch_size  # the share of rows, not of tokens
+    return metrics
 
 
 # --- the run
@@ -232,7 +238,21 @@ def main(args: Args) -> None:
 
     # --- model
     betas = (ADAM_BETA_1, ADAM_BETA_2)
-    learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, betas=betas)}
+    if args.lora_r and is_sharded_launch():
+        accelerator.print(
+            f"LoRA under FSDP2 does not train the embedding of {tokenizer.eos_token!r}; if the metric ends_turn "
+            "stays low, the model never ends a turn: train all weights, or on one GPU"
+        )
+    learner = load_learner(
+        args,
+        args.model,
+        run.checkpoint,
+        accelerator,
+        betas=betas,
+        # a base model has never written the end of a turn: its row of the LM head may be empty
+        token_ids=[tokenizer.eos_token_id],
+    )
+    learners = {"model": learner}
     load_optimizers(run.checkpoint, learners)
     model, optimizer = learners["model"]
 

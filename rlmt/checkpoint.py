@@ -59,6 +59,28 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.save_pretrained(folder)
+    kind = type(inner.get_base_model() if has_adapter(inner) else inner)
+    if kind not in _read_back:
+        _read_back.add(kind)
+        check_saved(folder, kind, on_cpu)
+
+
+_read_back = set()  # classes of models that this run has saved and compared
+
+
+def check_saved(folder: Path, kind: type, weights: dict[str, torch.Tensor]) -> None:
+    """Loads a model folder as transformers does; RuntimeError unless it has the names and values of `weights`."""
+    model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    found = dict(whole_weights(model))
+    wrong = [*info["missing_keys"], *info["unexpected_keys"], *(found.keys() ^ weights.keys())]
+    for name in found.keys() & weights.keys():
+        if not torch.equal(found[name], weights[name]):
+            wrong.append(name)
+    if wrong:
+        raise RuntimeError(
+            f"{folder}: transformers reads another model than the one that was saved; {len(wrong)} weights "
+            f"differ, e.g. {wrong[0]}"
+        )
 
 
 def save_tokenizer(folder: Path, tokenizer) -> None:

@@ -8,8 +8,10 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -34,6 +36,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
 from rlmt.data import append_jsonl
@@ -195,13 +198,18 @@ def load_trained(
     folder: Path | None = None,
     auto_class=None,
     task_type: str = "CAUSAL_LM",
+    token_ids: list[int] | None = None,
 ) -> nn.Module:
     """Loads a model to train: a causal language model, or another that `auto_class` makes.
 
     All weights are trained, or with LoRA an adapter. A resumed run takes them from the checkpoint `folder`.
-    `task_type`: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have
-    one output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a critic, else
-    random.
+    Nothing is dropped out, whatever its config says: the model is in evaluation mode.
+
+    Args:
+        task_type: peft's name of the model. "TOKEN_CLS" is PPO's critic, "SEQ_CLS" a reward model: they have
+            one output. Their head is trained whole, also with LoRA; if `path` lacks it, it is zero in a
+            critic, else random.
+        token_ids: whose embeddings and rows of the LM head are trained too with LoRA.
     """
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
     if args.lora_r:  # but for the adapter and a head nothing learns
@@ -209,23 +217,30 @@ def load_trained(
     elif folder:  # with LoRA the folder holds the adapter alone
         path = str(folder)
     config = load_config(path)
-    head = None
-    if task_type != "CAUSAL_LM":
+    has_head = task_type != "CAUSAL_LM"
+    if has_head:
         config.num_labels = 1
-        head = ["score"]
-    is_critic = task_type == "TOKEN_CLS"
-    if is_critic:
-        config.classifier_dropout = 0.0  # its default is 0.1
+    if hasattr(config, "quantization_config") and not args.lora_r:
+        fail(f"{path}: its weights are quantised and cannot be trained; name --lora-r, or another model")
     model, missing = load_weights(
         auto_class or transformers.AutoModelForCausalLM,
         path,
         dtype,
-        new_head=bool(head),
+        new_head=has_head,
         sharded=True,
         config=config,
         load_in_4bit=args.load_in_4bit,
     )
-    if is_critic:  # so that the first advantages are the rewards
+    head = []
+    if has_head:
+        for name, module in model.named_children():
+            if name == model.base_model_prefix or not list(module.parameters()):
+                continue
+            head.append(name)  # "score" or "classifier"
+            for layer in module.modules():
+                if type(layer) is nn.Linear:
+                    layer.__class__ = Float32Linear
+    if task_type == "TOKEN_CLS":  # a critic's first advantages are then the rewards
         for name in missing:
             nn.init.zeros_(model.get_parameter(name))
     if args.lora_r:
@@ -234,13 +249,21 @@ def load_trained(
         if folder:
             model = PeftModel.from_pretrained(model, folder, is_trainable=True)
         else:
+            rows_of = None
+            if token_ids and not is_sharded_launch():  # FSDP2 shards no single rows
+                embeddings = {model.get_input_embeddings(), model.get_output_embeddings()}
+                names = [name for name, module in model.named_modules() if module in embeddings]
+                if config.get_text_config().tie_word_embeddings:
+                    del names[1:]  # peft trains the rows of the tied head with them
+                rows_of = dict.fromkeys(names, token_ids)
             lora = LoraConfig(
                 task_type=task_type,
                 r=args.lora_r,
                 lora_alpha=LORA_ALPHA * args.lora_r,
                 target_modules="all-linear",
-                exclude_modules=head,
-                modules_to_save=head,
+                exclude_modules=head or None,
+                modules_to_save=head or None,
+                trainable_token_indices=rows_of,
             )
             model = get_peft_model(model, lora)
         # peft gives the adapter the dtype of the frozen weights
@@ -249,7 +272,12 @@ def load_trained(
                 weight.data = weight.data.float()
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()  # gradient checkpointing works in this mode only
+    model.eval()
+    for module in model.modules():
+        # which works in training mode only, of the module that has it
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+    return model
 
 
 def load_learner(
@@ -259,14 +287,16 @@ def load_learner(
     accelerator: Accelerator,
     temperature: float = 1.0,
     betas: tuple[float, float] = (0.9, 0.999),
+    token_ids: list[int] | None = None,
 ) -> Learner:
     """Loads the policy at `path` to train, and makes its optimizer, both as the fields of `args` say.
 
     A resumed run takes the weights from the checkpoint `folder`; `checkpoint.load_optimizers` loads the
-    optimizer.
+    optimizer. `token_ids`: see `load_trained`.
     """
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
-    model = Policy(load_trained(path, args, folder), temperature)  # the loss is of what was sampled, at T
+    model = load_trained(path, args, folder, token_ids=token_ids)
+    model = Policy(model, temperature)  # the loss is of what was sampled, at T
     return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
 
 
@@ -278,7 +308,9 @@ def to_device(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Mo
 
     model = fsdp2_prepare_model(accelerator, model)
     if isinstance(model, Policy):
-        register_fsdp_forward_method(model, "generate")  # gathers the weights, as a forward does
+        # they gather the weights, as a forward does
+        register_fsdp_forward_method(model, "generate")
+        register_fsdp_forward_method(model, "plain_logprobs")
     return model
 
 
@@ -320,6 +352,17 @@ def _adamw_8bit(model: nn.Module, trained: list, options: dict) -> torch.optim.O
     return optimizer
 
 
+class Float32Linear(nn.Linear):
+    """Computes in float32 under autocast too: bfloat16 tells values near 20 apart by 0.1 only."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        bias = self.bias
+        if bias is not None:
+            bias = bias.float()
+        with torch.autocast(hidden.device.type, enabled=False):
+            return F.linear(hidden.float(), self.weight.float(), bias)
+
+
 # --- 2. log-probabilities
 
 
@@ -334,12 +377,8 @@ class Policy(nn.Module):
         self.model = model
         self.temperature = temperature
         self._no_split_modules = model._no_split_modules  # the layers that FSDP2 shards one by one
-        config = model.config.get_text_config()
-        # what these models do with their logits after the head, which `forward` applies itself
-        self.softcap = getattr(config, "final_logit_softcapping", None)
-        for name in ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
-            if getattr(config, name, None) not in (None, 1, 1.0):
-                raise ValueError(f"models that scale their logits ({name}) are not supported")
+        # what Gemma does with its logits after the head; `check_forward` finds models that do something else
+        self.softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
     @property
     def device(self) -> torch.device:
@@ -353,6 +392,12 @@ class Policy(nn.Module):
     def generate(self, **options) -> torch.Tensor:
         """Returns what transformers' generate returns."""
         return self.model.generate(**options)
+
+    def plain_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the log-probabilities (B, T - 1) of all tokens but the first, by transformers' forward."""
+        logits = self.model(input_ids=input_ids).logits[:, :-1].float()
+        all_logprobs = (logits / self.temperature).log_softmax(-1)
+        return all_logprobs.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
 
     def forward(
         self,
@@ -387,6 +432,7 @@ class Policy(nn.Module):
         hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
         targets = input_ids[:, -n_completion:][is_token]
         head = causal_lm.get_output_embeddings()
+        bias = getattr(head, "original_module", head).bias  # peft wraps a head of which it trains rows
 
         tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
         compute = self._logprobs_of_chunk
@@ -397,7 +443,7 @@ class Policy(nn.Module):
         for start in range(0, len(targets), tokens_at_once):
             chunk = slice(start, start + tokens_at_once)
             chunks.append(
-                compute(hidden[chunk], head.weight, head.bias, targets[chunk], entropy_gradient, extra)
+                compute(hidden[chunk], head.weight, bias, targets[chunk], entropy_gradient, extra)
             )
 
         # back from (N,) to (B, T)
@@ -426,6 +472,43 @@ class Policy(nn.Module):
         if extra == "kl_uniform":
             return logprobs, entropies, -all_logprobs.mean(-1) - math.log(all_logprobs.size(-1))
         return logprobs, entropies
+
+
+@torch.no_grad()
+def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None:
+    """Exits with 2 if Policy's log-probabilities are not those of transformers' own forward.
+
+    Two rows go through Policy as a micro-batch of training, padded, and through transformers one by one. A
+    model differs that drops out, reads padding, or changes its logits in a way that Policy does not know.
+    """
+    policy = getattr(model, "module", model)  # DDP has it there
+    if not isinstance(policy, Policy):
+        return
+    lengths = [(5, 12), (9, 7)]  # of prompt and completion: both sides are padded
+    rows = [torch.arange(11, 11 + 7 * sum(pair), 7).tolist() for pair in lengths]  # any ids will do
+    prompts = [row[:n_prompt] for row, (n_prompt, _) in zip(rows, lengths)]
+    completions = [row[n_prompt:] for row, (n_prompt, _) in zip(rows, lengths)]
+    batch = collate_ids(prompts, completions, 0, accelerator.device)
+    logprobs, _ = model(**batch)
+    gaps = []
+    noise = []
+    for row, (n_prompt, n_completion), found in zip(rows, lengths, logprobs):
+        ids = torch.tensor([row], device=accelerator.device)
+        longer = torch.cat([ids, ids], dim=1)  # what comes after changes nothing but the rounding
+        with accelerator.autocast():
+            expected = policy.plain_logprobs(ids)[0, n_prompt - 1 :]
+            rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
+        gaps.append((found[:n_completion] - expected).abs().mean())
+        noise.append((rounded - expected).abs().mean())
+    gap = max(gaps).item()
+    in_bfloat16 = accelerator.mixed_precision == "bf16"
+    allowed = max(0.05 if in_bfloat16 else 1e-4, 3 * max(noise).item())
+    if not gap <= allowed:
+        fail(
+            f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
+            f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
+            "Policy in rlmt/model.py does not know; take another model"
+        )
 
 
 def reference_dtype(dtype: str = "auto") -> str:
@@ -715,24 +798,52 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+# weights of adapters, and a head or embeddings as they were before training
+OF_PEFT = re.compile(r"\.lora_|\.original_module\.|\.trainable_tokens_")
+
+
 @torch.no_grad()
 def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, whole weight) of the transformers model, LoRA merged; all processes must iterate.
+    """Yields (name, whole weight) of the transformers model as `save_pretrained` names them, LoRA merged.
 
-    PEFT can merge in place and subtract again, but in bfloat16 that leaves other weights than before.
+    All processes must iterate. Buffers that are saved count as weights.
     """
-    inner = unwrap(model)
     for module in model.modules():
         if hasattr(module, "reshard"):  # an FSDPModule
             module.reshard()  # a forward without a backward leaves the last layers gathered
-    if not has_adapter(inner):
-        for name, weight in inner.named_parameters():
-            yield name, full_tensor(weight.detach())
-        return
+    inner = unwrap(model)
+    original = inner
+    if has_adapter(inner):
+        original = inner.get_base_model()
+    for _, layer in itertools.groupby(_merged_weights(inner), key=_layer_of):
+        # transformers fuses the experts of a layer, among others, when it loads them; no other program does
+        yield from revert_weight_conversion(original, dict(layer)).items()
 
-    for name, weight in inner.named_parameters():
-        # the adapter's own weights, and a head as it was before training
-        if inner.prefix in name or ".original_module." in name:
+
+def _layer_of(named: tuple[str, torch.Tensor]) -> str:
+    """Returns what names of one layer begin with, such as "model.layers.3."; "" if there is no number."""
+    name, _ = named
+    return re.match(r"(.*?\.\d+\.)?", name).group()
+
+
+def _merged_weights(inner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields (name, whole weight) of a transformers or peft model by transformers' names, LoRA merged.
+
+    peft can merge in place and subtract again, but in bfloat16 that leaves other weights than before.
+    """
+    adapters = {}
+    if has_adapter(inner):
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        for layer in inner.modules():
+            if isinstance(layer, BaseTunerLayer):
+                # fused experts are parameters with names of their own
+                weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
+                adapters[id(weight)] = layer
+
+    saved = inner.state_dict(keep_vars=True)
+    for name, weight in itertools.chain(inner.named_parameters(), inner.named_buffers()):
+        if name not in saved or OF_PEFT.search(name):  # a buffer that is computed anew
             continue
         tensor = weight.detach()
         if hasattr(weight, "quant_state"):  # in 4 bits: the values that they stand for, as in a forward
@@ -740,11 +851,14 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
             tensor = dequantize_4bit(weight.data, weight.quant_state)
         tensor = full_tensor(tensor)
-        if name.endswith(".base_layer.weight"):
-            layer = inner.get_submodule(name.removesuffix(".base_layer.weight"))
+        layer = adapters.get(id(weight))
+        if hasattr(layer, "trainable_tokens_delta"):
+            tensor = layer.get_merged_weights(layer.active_adapters).detach()
+        elif layer is not None:
             delta = full_tensor(layer.get_delta_weight("default"))
             # added in float32, and rounded once
             tensor = (tensor.float() + delta).to(tensor.dtype)
         # the names that the model has without peft
-        name = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        yield name.replace(".modules_to_save.default", ""), tensor
+        for part in ("base_model.model.", ".base_layer", ".token_adapter", ".modules_to_save.default"):
+            name = name.replace(part, "")
+        yield name, tensor
