@@ -52,7 +52,7 @@ from rlmt.model import (
     clip_gradients,
     collate,
     compute_reference_logprobs,
-    count_trained_tokens,
+    count_tokens,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -402,7 +402,7 @@ def accumulate_gradients(
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
     completions are in; see `mean_weights`.
     """
-    n_trained_tokens = count_trained_tokens(completions, accelerator)
+    n_tokens = count_tokens(completions, accelerator)
     n_completions = len(completions) * accelerator.num_processes
 
     sums = {}
@@ -410,9 +410,9 @@ def accumulate_gradients(
     for i, micro_batch in enumerate(batches):
         batch = collate(micro_batch, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-        mask = batch["loss_mask"]
+        mask = batch["policy_mask"]
         token_weights = mean_weights(
-            mask, args.loss_type, n_trained_tokens, n_completions, args.max_completion_tokens
+            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
         )
         reference_logprobs = None
         if args.beta:
@@ -445,12 +445,12 @@ def accumulate_gradients(
             accelerator.backward(loss * accelerator.num_processes)
 
         # the loss is a mean already: undoes the division below
-        batch_sums["loss"] = loss.detach() * n_trained_tokens
+        batch_sums["loss"] = loss.detach() * n_tokens
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return sum_and_divide(sums, n_trained_tokens, accelerator)
+    return sum_and_divide(sums, n_tokens, accelerator)
 
 
 # --- before the loop

@@ -51,7 +51,7 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate,
-    count_trained_tokens,
+    count_tokens,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -292,7 +292,7 @@ def policy_mask(completions: list) -> torch.Tensor:
     """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
     masks = []
     for completion in completions:
-        masks.append(completion.loss_mask or [1] * len(completion.ids))
+        masks.append(completion.policy_mask or [1] * len(completion.ids))
     return pad(masks)
 
 
@@ -356,13 +356,13 @@ def accumulate_policy_gradients(
 
     The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
     """
-    n_tokens = count_trained_tokens(completions, accelerator)
+    n_tokens = count_tokens(completions, accelerator)
     sums = {}
     batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         batch = collate(members, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-        mask = batch["loss_mask"]
+        mask = batch["policy_mask"]
 
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
@@ -407,13 +407,13 @@ def accumulate_critic_gradients(
 
     Completions without a reward have no error.
     """
-    n_tokens = count_trained_tokens(completions, accelerator)
+    n_tokens = count_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
     batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):
         batch = collate(members, pad_token_id, accelerator.device)
         has_reward = [[not math.isnan(completion.reward)] for completion in members]
-        mask = batch["loss_mask"] * torch.tensor(has_reward, device=accelerator.device)
+        mask = batch["policy_mask"] * torch.tensor(has_reward, device=accelerator.device)
 
         with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
             values = token_values(critic, batch)
@@ -535,7 +535,7 @@ def main(args: Args) -> None:
             if args.kl == "reward":
                 kl_B_T = kl_of_tokens(completions)
                 rewards_B_T -= args.kl_coef * kl_B_T
-                n_trained = count_trained_tokens(completions, accelerator)
+                n_trained = count_tokens(completions, accelerator)
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
                 metrics |= sum_and_divide(kl_sum, n_trained, accelerator)
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)

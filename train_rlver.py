@@ -13,7 +13,7 @@ A conversation is one completion, in which others wrote some of the tokens:
 
     prompt_ids     system line, user's first turn, opening of a reply
     ids            reply <end> | user's turn, opening | reply <end> | user's turn, opening | reply <end>
-    loss_mask      1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1
+    policy_mask    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1
 
     python -m data.toy.users && python train_sft_warmstart.py --preset toy --epochs 2 \\
         --traces data/toy/users_traces.jsonl --out results/users-sft                           # CPU, a minute
@@ -200,7 +200,7 @@ class Conversation(Completion):
     the last one says.
     """
 
-    loss_mask: list[int] = field(default_factory=list)
+    policy_mask: list[int] = field(default_factory=list)
     dialogue: dict = field(default_factory=dict)
     """See rewards/simulated_user.py."""
     reply_ends: list[int] = field(default_factory=list)
@@ -218,7 +218,7 @@ class Conversation(Completion):
         simulated_user.add_model_turn(self.dialogue, setting, text, think_format, sample.finished)
         self.cut_off = not sample.finished
         self.ids += sample.ids
-        self.loss_mask += [1] * len(sample.ids)
+        self.policy_mask += [1] * len(sample.ids)
         self.reply_ends.append(len(self.ids) - 1)
         if sample.logprobs:
             self.sampler_logprobs = (self.sampler_logprobs or []) + sample.logprobs
@@ -234,7 +234,7 @@ class Conversation(Completion):
             self.dialogue["ended"] = "too_long"
             return
         self.ids += ids
-        self.loss_mask += [0] * len(ids)
+        self.policy_mask += [0] * len(ids)
         if self.sampler_logprobs:
             self.sampler_logprobs += [0.0] * len(ids)
 

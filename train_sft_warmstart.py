@@ -39,7 +39,7 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate_ids,
-    count_trained_tokens,
+    count_tokens,
     deal,
     gradient_exchange,
     is_sharded_launch,
@@ -119,7 +119,7 @@ class TokenRow:
     """The completion with its end of turn: the tokens in the loss."""
 
     @property
-    def n_trained_tokens(self) -> int:
+    def n_tokens(self) -> int:
         return len(self.ids)
 
 
@@ -188,7 +188,7 @@ def accumulate_gradients(
     The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
     `ends_turn` is the share of rows whose end of turn is the likeliest token there.
     """
-    n_tokens = count_trained_tokens(token_rows, accelerator)
+    n_tokens = count_tokens(token_rows, accelerator)
     sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0, "ends_turn": 0.0}
     batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator)
     for i, members in enumerate(batches):

@@ -442,9 +442,7 @@ class Policy(nn.Module):
         chunks = []
         for start in range(0, len(targets), tokens_at_once):
             chunk = slice(start, start + tokens_at_once)
-            chunks.append(
-                compute(hidden[chunk], head.weight, bias, targets[chunk], entropy_gradient, extra)
-            )
+            chunks.append(compute(hidden[chunk], head.weight, bias, targets[chunk], entropy_gradient, extra))
 
         # back from (N,) to (B, T)
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
@@ -625,19 +623,21 @@ def _chunks(rows: list, max_tokens: int, lengths: Lengths) -> list[list]:
 def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
     """Makes tensors of a micro-batch; all completions begin in the same column.
 
-    Returns what `collate_ids` does, and (B, T) each: loss_mask, which is 1 on the policy's tokens, 0 on
-    padding and on the user's turns; advantages; and, if completions have them, the log-probabilities of
-    sampler, policy at the rollout and reference, values and returns.
+    Returns what `collate_ids` does, and (B, T) each: policy_mask, which is 1 on the policy's tokens, 0 on
+    padding and on the user's turns; advantages, 0 where a loss_mask is; and, if completions have them, the
+    log-probabilities of sampler, policy at the rollout and reference, values and returns.
     """
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
     batch = collate_ids(prompt_ids, completion_ids, pad_token_id, device)
-    batch["loss_mask"] = batch["completion_mask"]
-    if completions[0].loss_mask is not None:
-        batch["loss_mask"] = pad([completion.loss_mask for completion in completions]).long()
+    batch["policy_mask"] = batch["completion_mask"]
+    if completions[0].policy_mask is not None:
+        batch["policy_mask"] = pad([completion.policy_mask for completion in completions]).long()
     for name in ("advantages", "sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
         if getattr(completions[0], name) is not None:
             batch[name] = pad([getattr(completion, name) for completion in completions])
+    if completions[0].loss_mask is not None:
+        batch["advantages"] *= pad([completion.loss_mask for completion in completions])
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
@@ -748,9 +748,9 @@ def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap:
     return (logprobs - sampler_logprobs).exp().clamp(max=cap)
 
 
-def count_trained_tokens(completions: list, accelerator: Accelerator) -> int:
-    """Returns how many tokens the loss of an update counts, over all processes."""
-    n_own = sum(completion.n_trained_tokens for completion in completions)
+def count_tokens(completions: list, accelerator: Accelerator) -> int:
+    """Returns how many tokens the policy wrote, over all processes."""
+    n_own = sum(completion.n_tokens for completion in completions)
     return accelerator.reduce(torch.tensor(n_own, device=accelerator.device), "sum").item()
 
 

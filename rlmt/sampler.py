@@ -68,8 +68,10 @@ class Completion:
     """The verdict of a verifier: 1 right, 0 wrong, None unknown."""
     advantages: list[float] = field(default_factory=list)
     """One for each token."""
-    loss_mask: list[int] | None = None
+    policy_mask: list[int] | None = None
     """1 on the policy's tokens, 0 on a user's turns; None: all are the policy's."""
+    loss_mask: list[int] | None = None
+    """1 on tokens on which the advantage counts; None: all of the policy's. A KL counts on all in any case."""
     sampler_logprobs: list[float] | None = None
     """The sampler's log-probability of each token, nats."""
     old_logprobs: list[float] | None = None
@@ -84,15 +86,15 @@ class Completion:
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
     @property
-    def n_trained_tokens(self) -> int:
-        """Returns how many tokens the loss counts."""
-        return sum(self.loss_mask or [1] * len(self.ids))
+    def n_tokens(self) -> int:
+        """Returns how many tokens the policy wrote."""
+        return sum(self.policy_mask or [1] * len(self.ids))
 
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         missing = math.isnan(self.reward)
-        # over the tokens that the loss counts; there are none before the advantages
-        counted = itertools.compress(self.advantages, self.loss_mask or [1] * len(self.ids))
+        # over the policy's tokens; there are none before the advantages
+        counted = itertools.compress(self.advantages, self.policy_mask or [1] * len(self.ids))
         return {
             "id": self.id,
             "messages": self.messages,
@@ -104,8 +106,8 @@ class Completion:
             "rewards": self.rewards,
             "reward": None if missing else self.reward,  # JSON has no NaN
             "missing": missing,
-            "advantage": sum(counted) / max(1, self.n_trained_tokens),
-            "n_tokens": self.n_trained_tokens,
+            "advantage": sum(counted) / max(1, self.n_tokens),
+            "n_tokens": self.n_tokens,
             "n_thinking_tokens": self.n_thinking_tokens,
             **self.statistics,
         }
@@ -535,8 +537,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
 
     Lengths count the policy's tokens.
     """
-    lengths = [c.n_trained_tokens for c in completions]
-    ended = [c.n_trained_tokens for c in completions if not c.cut_off] or [0]  # 0 where all were cut off
+    lengths = [c.n_tokens for c in completions]
+    ended = [c.n_tokens for c in completions if not c.cut_off] or [0]  # 0 where all were cut off
     cut_off = fmean(c.cut_off for c in completions)
     metrics = {
         "completions/mean_length": fmean(lengths),
@@ -549,7 +551,7 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         "think/format_ok": fmean(c.status == "ok" for c in completions),
         "think/truncated": cut_off,
         "think/mean_tokens": fmean(c.n_thinking_tokens for c in completions),
-        "think/response_tokens": fmean(c.n_trained_tokens - c.n_thinking_tokens for c in completions),
+        "think/response_tokens": fmean(c.n_tokens - c.n_thinking_tokens for c in completions),
         "reward/missing": fmean(math.isnan(c.reward) for c in completions),
     }
     well_formed = [c for c in completions if c.status == "ok"]

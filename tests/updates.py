@@ -40,7 +40,7 @@ def stored_conversations() -> list[list[Completion]]:
     for completions in rollouts:
         for i, completion in enumerate(completions):
             n = len(completion.ids)
-            completion.loss_mask = [0 if n // 3 < t < n // 2 else 1 for t in range(n)]
+            completion.policy_mask = [0 if n // 3 < t < n // 2 else 1 for t in range(n)]
             completion.reward = math.nan if i % 5 == 4 else math.sin(i)
     return rollouts
 

@@ -66,7 +66,7 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
     advantages = []
     for one in completions:
         has_reward = not math.isnan(one.reward)
-        for is_own, advantage, target in zip(one.loss_mask, one.advantages, one.returns, strict=True):
+        for is_own, advantage, target in zip(one.policy_mask, one.advantages, one.returns, strict=True):
             if is_own and has_reward:
                 advantages.append(advantage)
                 assert target == pytest.approx(one.reward, abs=1e-5)

@@ -74,9 +74,9 @@ def test_two_replies_and_the_turn_between_them(load, family, template, think_for
     for end in (first, last):
         assert talk.ids[end + 1 - len(ids) : end + 1] == ids
     user_ids = last + 1 - 2 * len(ids)
-    assert talk.loss_mask[: last + 1] == [1] * len(ids) + [0] * user_ids + [1] * len(ids)
-    assert talk.sampler_logprobs == [-0.5 * is_policy for is_policy in talk.loss_mask]
-    assert sum(talk.loss_mask) == 2 * len(ids)
+    assert talk.policy_mask[: last + 1] == [1] * len(ids) + [0] * user_ids + [1] * len(ids)
+    assert talk.sampler_logprobs == [-0.5 * is_policy for is_policy in talk.policy_mask]
+    assert sum(talk.policy_mask) == 2 * len(ids)
 
     talk.finish(tokenizer)
     row = talk.row()
@@ -84,7 +84,7 @@ def test_two_replies_and_the_turn_between_them(load, family, template, think_for
     assert (row["n_tokens"], row["n_thinking_tokens"]) == (2 * len(ids), 2 * len(thought_ids))
     assert (row["turns"], row["ended"], row["emotion"], row["reward"]) == (2, "goodbye", 42, 0.42)
     talk.add_user_turn(tokenizer, len(talk.context))
-    assert talk.dialogue["ended"] == "too_long" and len(talk.loss_mask) == len(talk.ids)
+    assert talk.dialogue["ended"] == "too_long" and len(talk.policy_mask) == len(talk.ids)
 
 
 # --- the reward, and advantages on turns
@@ -100,7 +100,7 @@ def ended_talk(tokenizer, emotions: list[float], ended: str) -> train_rlver.Conv
     for n in range(n_replies):
         simulated_user.add_model_turn(talk.dialogue, RLVER, "a", "plain")
         talk.ids += [3, 4, 5, 6]
-        talk.loss_mask += [0, 0, 1, 1]
+        talk.policy_mask += [0, 0, 1, 1]
         talk.reply_ends.append(len(talk.ids) - 1)
         if n < len(emotions):
             change = emotions[n] - talk.dialogue["emo_point"]
@@ -175,7 +175,7 @@ def test_ppo_carries_rewards_on_turns_back(tokenizer):
     rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
     train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
     for conversation, case in zip(conversations, TALKS):
-        for t, is_policy in enumerate(conversation.loss_mask):
+        for t, is_policy in enumerate(conversation.policy_mask):
             to_come = 0.0
             if is_policy and not math.isnan(conversation.reward):
                 to_come = conversation.reward + 0.5 * sum(turn_rewards(*case)[t // 4 :])
