@@ -47,7 +47,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import encode_completion, encode_prompt, flaw_of, without_control
+from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, without_control
 from rlmt.checkpoint import copy_model, load_optimizers, numbered, save_model
 from rlmt.data import (
     append_jsonl,
@@ -104,8 +104,9 @@ from accelerate.utils import gather_object
 from torch.nn import functional as F
 
 from utils import THINK_FORMATS, fail, join_thinking, wants_vllm
+from rewards import reward_model_tokenizers
 from rewards.gold import check_gold, load_gold, log_held_out, try_judge
-from rewards.preference import check_preference, load_reward_model
+from rewards.preference import load_reward_model
 from rewards.scorer import gold_of, preferences_of
 
 
@@ -302,7 +303,11 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict], list[dict
             dropped.append({"id": row["id"], "reason": "malformed"})
             continue
 
-        prompt_ids = encode_prompt(tokenizer, row["messages"])
+        try:
+            prompt_ids = encode_prompt(tokenizer, row["messages"])
+        except Dropped as reason:
+            dropped.append({"id": row["id"], "reason": str(reason)})
+            continue
         chosen_ids, rejected_ids = [encode_completion(tokenizer, text) for text in texts]
         pair = Pair(row["id"], prompt_ids, chosen_ids, rejected_ids)
         if chosen_ids == rejected_ids:
@@ -331,6 +336,9 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     """Reads prompts or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
     prompts = []
     pairs = []
+    readers = []
+    if not args.pairs or args.gold_prompts:
+        readers = reward_model_tokenizers(args)
     if args.pairs:
         pairs, dropped, preferences = load_pairs(args, tokenizer)
         said = f"{args.pairs}: {len(pairs)} pairs; skipped: {count_reasons(dropped)}"
@@ -339,14 +347,14 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
             fail(f"{said}; answers without thinking need --think-format plain")
         trained_on = [{"messages": without_control(tokenizer, row["messages"])} for row in preferences]
     else:
-        prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+        prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens, readers=readers)
         if len(prompts) < args.prompts_per_round:
             fail(
                 f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-round "
                 f"{args.prompts_per_round}"
             )
         trained_on = prompts
-    return Data(prompts, pairs, dropped, load_held_out(args, tokenizer, trained_on))
+    return Data(prompts, pairs, dropped, load_held_out(args, tokenizer, trained_on, readers))
 
 
 def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
@@ -722,7 +730,6 @@ def main(args: Args) -> None:
     data = load_data(args, tokenizer, accelerator)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
-        check_preference(args)
         check_gold(args, args.prompts_per_round * args.samples_per_prompt, accelerator)
         accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), args, at_once=False))
     else:

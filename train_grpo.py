@@ -95,7 +95,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
@@ -473,7 +473,7 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, reward_model_tokenizers(args))
     use_vllm = choose_rollout(args, accelerator)
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)

@@ -99,7 +99,7 @@ from transformers import AutoModelForTokenClassification
 
 from train_grpo import grpo_loss  # it is PPO's too: the advantages make the difference
 from utils import fail
-from rewards import DENSE, UNSUPERVISED, check, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
 from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
@@ -447,7 +447,7 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer)
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, reward_model_tokenizers(args))
     use_vllm = choose_rollout(args, accelerator)
     critic_path = find_critic(args, tokenizer)
     has_reference = args.kl != "none"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import load_tokenizer, prepare_tokenizer, without_control
+from rlmt.chat import Dropped, load_tokenizer, prepare_tokenizer, render, without_control
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_pairs, write_jsonl
 from rlmt.memory import check_memory, trained_gib
@@ -220,7 +220,7 @@ def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
             )
         text = join_thinking(thinking, text, "think")
     messages = [*row["messages"], {"role": "assistant", "content": text}]
-    return tokenizer.apply_chat_template(without_control(tokenizer, messages), return_dict=False)
+    return render(tokenizer, without_control(tokenizer, messages))
 
 
 def build_pairs(
@@ -230,8 +230,12 @@ def build_pairs(
     kept = []
     dropped = []
     for row in preferences:
-        chosen_ids = encode_side(row, "chosen", tokenizer, reward_on)
-        rejected_ids = encode_side(row, "rejected", tokenizer, reward_on)
+        try:
+            chosen_ids = encode_side(row, "chosen", tokenizer, reward_on)
+            rejected_ids = encode_side(row, "rejected", tokenizer, reward_on)
+        except Dropped as reason:
+            dropped.append({"id": row["id"], "reason": str(reason)})
+            continue
         prompt = json.dumps(row["messages"])
         pair = Pair(row["id"], prompt, chosen_ids, rejected_ids, len(row["chosen"]), len(row["rejected"]))
         if chosen_ids == rejected_ids:
@@ -293,7 +297,7 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     if len(train) < args.batch_size or not held_out:
         fail(f"{said}: too few; a step takes --batch-size {args.batch_size}, and one or more are held out")
     longest = max(pair.longest for pair in train + held_out)
-    check_context(args.model, longest, f"--max-length {args.max_length}")
+    check_context(args.model, tokenizer, longest, f"--max-length {args.max_length}")
     return train, held_out, dropped
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import (
+    Dropped,
     encode_completion,
     encode_prompt,
     flaw_of,
@@ -137,7 +138,11 @@ def build_rows(
     kept = []
     dropped = []
     for trace in traces:
-        prompt_ids = encode_prompt(tokenizer, trace["messages"])
+        try:
+            prompt_ids = encode_prompt(tokenizer, trace["messages"])
+        except Dropped as reason:
+            dropped.append({"id": trace["id"], "reason": str(reason)})
+            continue
         flaw = ""
         ids = {}
         for name in ("think", think_format):
@@ -173,7 +178,7 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
             f"{args.traces}: {said}. A step takes --batch-size {args.batch_size}, and half of the traces must be "
             "good and not longer than --max-length; data/README.md explains the reasons, and the forms of a trace"
         )
-    check_context(args.model, max(n_tokens), f"--max-length {args.max_length}")
+    check_context(args.model, tokenizer, max(n_tokens), f"--max-length {args.max_length}")
     return kept, dropped
 
 

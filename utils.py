@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jinja2
 import torch
 from safetensors import SafetensorError
 
@@ -227,7 +226,7 @@ def or_fail(function, *args, **kwargs):
     """Calls the function; an error about the input becomes one line and exit code 2."""
     try:
         return function(*args, **kwargs)
-    except (ValueError, OSError, SafetensorError, jinja2.TemplateError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         fail(lines[0])
 

@@ -123,7 +123,7 @@ class Args:
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
 
 
-class BadReply(Dropped, ValueError):
+class BadReply(Dropped):
     """A reply cannot be read, so the prompt is asked again; the message is the reason that the report
     counts."""
 

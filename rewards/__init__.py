@@ -189,6 +189,23 @@ def _set_option(word: str, parts: dict[str, Part]) -> None:
 # --- 2. checks, before a model is loaded
 
 
+def reward_model_tokenizers(args) -> list:
+    """Returns the tokenizers of the reward models of --rewards and --gold, which read each prompt.
+
+    Exits with 2 if one of them cannot score the format of the run.
+    """
+    tokenizers = []
+    if "preference" in reward_names(args):
+        from rewards.preference import check_preference
+
+        tokenizers.append(check_preference(args))
+    if args.gold and not args.gold.startswith("judge:") and ".py:" not in args.gold:
+        from rewards.preference import RewardModel
+
+        tokenizers.append(or_fail(RewardModel.check, args.gold, "", "response", "plain"))
+    return tokenizers
+
+
 def check(args, prompts: list[dict], accelerator) -> None:
     """Checks the rewards of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if
     something is wrong."""
@@ -203,10 +220,6 @@ def check(args, prompts: list[dict], accelerator) -> None:
         )
     if "prime" in parts and (getattr(args, "beta", 1.0) == 0 or getattr(args, "kl", "") == "none"):
         fail("--rewards prime compares with the reference model; use --beta above 0, or another --kl")
-    if "preference" in parts:
-        from rewards.preference import check_preference
-
-        check_preference(args)
     if "process" in parts:
         if not parts["process"].options["model"]:
             fail("--rewards process needs --reward-args process.model=file.py:function")

@@ -15,7 +15,6 @@ from accelerate.utils import broadcast_object_list, gather_object
 from rlmt.data import append_jsonl, read_log
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
-from utils import or_fail
 
 
 def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
@@ -31,10 +30,6 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
         )
     elif ".py:" in args.gold:
         load_function(args.gold)
-    elif args.gold:
-        from rewards.preference import RewardModel
-
-        or_fail(RewardModel.check, args.gold, "", "response", "plain")
 
 
 def try_judge(args, prompt: dict, run: Path) -> None:

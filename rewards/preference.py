@@ -14,6 +14,7 @@ from rlmt.chat import (
     context_length,
     load_config,
     load_tokenizer,
+    render,
     render_answers,
     without_control,
 )
@@ -75,6 +76,11 @@ class RewardModel:
                 f"reward model {path} has no chat template; "
                 "pass --reward-args preference.chat_template=FILE (Jinja)"
             )
+        if "strftime_now" in tokenizer.chat_template:
+            raise ValueError(
+                f"the chat template of reward model {path} prints today's date, on which rewards would depend; "
+                "pass one that does not: --reward-args preference.chat_template=FILE"
+            )
         text = join_thinking("Z", "Y", think_format)
         if reward_on == "think+response" and text not in render_answers(tokenizer, text):
             raise ValueError(
@@ -92,7 +98,7 @@ class RewardModel:
         """
         turns = [*messages, {"role": "assistant", "content": completion}]
         turns = without_control(self.tokenizer, turns)
-        ids = self.tokenizer.apply_chat_template(turns, return_dict=False)
+        ids = render(self.tokenizer, turns)
         self.cut.append(len(ids) > self.max_length)
         if self.cut[-1]:
             closing = closing_ids(self.tokenizer)
@@ -147,16 +153,17 @@ def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, to
     return ids.to(device), mask.to(device)
 
 
-def check_preference(args) -> None:
-    """Exits with 2 if `args.reward_model` cannot score the format of the run."""
+def check_preference(args) -> Tokenizer:
+    """Returns the tokenizer of `args.reward_model`; exits with 2 if it cannot score the format of the run."""
     template = _options(args)["chat_template"]
-    or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
+    tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
     config = load_config(args.reward_model)
     learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
     if learned_on != args.reward_on:
         PartialState().print(
             f"WARNING: {args.reward_model} was trained on {learned_on}, and --reward-on is {args.reward_on}"
         )
+    return tokenizer
 
 
 def _options(args) -> dict:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import jinja2
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import cached_file
@@ -35,11 +36,18 @@ FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
 THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
 
 
+class Dropped(ValueError):
+    """One row is not kept; the message is the reason that is counted."""
+
+
 def render(tokenizer: Tokenizer, messages: list[dict], **options) -> str | list[int]:
     """Applies the chat template, with the `template_args` that an evaluation may set
-    (benchmarks/shipped.py)."""
+    (benchmarks/shipped.py). Dropped if the template refuses the messages, such as a system turn."""
     template_args = getattr(tokenizer, "template_args", {})
-    return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
+    try:
+        return tokenizer.apply_chat_template(messages, return_dict=False, **options, **template_args)
+    except jinja2.TemplateError as error:
+        raise Dropped(f"refused by the chat template: {error}") from None
 
 
 def render_answers(tokenizer: Tokenizer, *answers: str) -> str:

@@ -10,10 +10,9 @@ import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jinja2
 from accelerate import PartialState
 
-from rlmt.chat import encode_prompt, flaw_of_text, without_control
+from rlmt.chat import Dropped, encode_prompt, flaw_of_text, render, without_control
 from utils import THINK_FORMATS, fail, in_one_line, split_thinking
 
 FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
@@ -30,10 +29,6 @@ FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token")
 
 class BadInput(ValueError):
     """A row or an argument cannot be used; the message says which field, and what to do."""
-
-
-class Dropped(Exception):
-    """One row is not kept; the message is the reason that is counted."""
 
 
 def drop_if(is_flawed: bool, reason: str) -> None:
@@ -351,9 +346,10 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
 
 
 def load_prompts(
-    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts"
+    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts", readers: list = ()
 ) -> tuple[list[dict], list[dict]]:
-    """Reads the prompts to train on, and drops those that are too long or that the chat template refuses.
+    """Reads the prompts to train on, and drops those that are too long or that a chat template refuses: the
+    policy's, or one of `readers`, the tokenizers of reward models.
 
     Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the
     dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
@@ -368,8 +364,10 @@ def load_prompts(
         messages = without_control(tokenizer, row["messages"])
         try:
             ids = encode_prompt(tokenizer, messages)
-        except jinja2.TemplateError as error:
-            dropped.append({"id": row["id"], "reason": f"refused by the chat template: {error}"})
+            for reader in readers:
+                render(reader, [*messages, {"role": "assistant", "content": "Y"}])
+        except Dropped as reason:
+            dropped.append({"id": row["id"], "reason": str(reason)})
             continue
         if len(ids) > max_prompt_tokens:
             dropped.append({"id": row["id"], "reason": "too_long", "tokens": len(ids)})
@@ -388,18 +386,18 @@ def load_prompts(
     return kept, dropped
 
 
-def load_rl_prompts(args, tokenizer) -> tuple[list[dict], list[dict], list[dict]]:
+def load_rl_prompts(args, tokenizer, readers: list = ()) -> tuple[list[dict], list[dict], list[dict]]:
     """Reads the prompts of GRPO or PPO: those to train on, enough for a step, the dropped ones, and the
-    held-out ones."""
-    prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens)
+    held-out ones. `readers`: see `load_prompts`."""
+    prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens, readers=readers)
     if len(prompts) < args.prompts_per_step:
         fail(
             f"{args.prompts}: {len(prompts)} prompts; {args.prompts_per_step} are needed (--prompts-per-step)"
         )
-    return prompts, dropped, load_held_out(args, tokenizer, prompts)
+    return prompts, dropped, load_held_out(args, tokenizer, prompts, readers)
 
 
-def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
+def load_held_out(args, tokenizer, prompts: list[dict], readers: list = ()) -> list[dict]:
     """Reads the prompts of `args.gold_prompts` ([] if empty), on which checkpoints are compared.
 
     Drops what `load_prompts` drops. Exits with 2 if one is also among the training `prompts`, as
@@ -409,7 +407,9 @@ def load_held_out(args, tokenizer, prompts: list[dict]) -> list[dict]:
         return []
     if not args.gold:
         fail("--gold-prompts needs --gold: what the completions are measured by")
-    held_out, _ = load_prompts(args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts")
+    held_out, _ = load_prompts(
+        args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts", readers
+    )
     # by their texts, as ids differ from file to file
     trained_texts = {json.dumps(row["messages"]) for row in prompts}
     trained = [row["id"] for row in held_out if json.dumps(row["messages"]) in trained_texts]

@@ -38,7 +38,14 @@ import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.core_model_loading import revert_weight_conversion
 
-from rlmt.chat import context_length, load_config, load_tokenizer, prepare_tokenizer, read_trained_as
+from rlmt.chat import (
+    context_length,
+    load_config,
+    load_tokenizer,
+    prepare_tokenizer,
+    read_trained_as,
+    render,
+)
 from rlmt.data import append_jsonl
 from utils import SAFE, check_think_format, compute_dtype, fail, in_one_line, or_fail
 
@@ -164,11 +171,22 @@ def has_adapter(model: nn.Module) -> bool:
     return hasattr(model, "get_base_model")
 
 
-def check_context(path: str, n_tokens: int, flags: str) -> None:
-    """Exits with 2 if the context of the model at `path` does not hold `n_tokens`, which `flags` allow."""
-    context = context_length(load_config(path))
+def check_context(path: str, tokenizer: Tokenizer, n_tokens: int, flags: str) -> None:
+    """Exits with 2 if the model at `path` has no room for `n_tokens`, which `flags` allow, or no embedding of
+    a token that its template, its ends of turn or padding need."""
+    config = load_config(path)
+    context = context_length(config)
     if n_tokens > context:
         fail(f"{flags}: {n_tokens} tokens are more than the {context} of {path}'s context")
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Y"}]
+    highest = max(*render(tokenizer, turns), *tokenizer.stop_ids, tokenizer.pad_token_id)
+    n_embeddings = config.get_text_config().vocab_size
+    if highest >= n_embeddings:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        fail(
+            f"{path}: its tokenizer has {token!r} as id {highest}, and the model has {n_embeddings} embeddings; "
+            "call model.resize_token_embeddings(len(tokenizer)) and save it"
+        )
 
 
 def load_policy_tokenizer(
@@ -188,7 +206,9 @@ def load_policy_tokenizer(
             "change --think-format or --model"
         )
     PartialState().print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
-    check_context(args.model, n_tokens or args.max_prompt_tokens + args.max_completion_tokens, flags)
+    check_context(
+        args.model, tokenizer, n_tokens or args.max_prompt_tokens + args.max_completion_tokens, flags
+    )
     return tokenizer
 
 
@@ -488,6 +508,8 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
     completions = [row[n_prompt:] for row, (n_prompt, _) in zip(rows, lengths)]
     batch = collate_ids(prompts, completions, 0, accelerator.device)
     logprobs, _ = model(**batch)
+    in_training_mode = [module for module in policy.modules() if module.training]
+    policy.eval()
     gaps = []
     noise = []
     for row, (n_prompt, n_completion), found in zip(rows, lengths, logprobs):
@@ -498,6 +520,8 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
             rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
         gaps.append((found[:n_completion] - expected).abs().mean())
         noise.append((rounded - expected).abs().mean())
+    for module in in_training_mode:
+        module.training = True
     gap = max(gaps).item()
     in_bfloat16 = accelerator.mixed_precision == "bf16"
     allowed = max(0.05 if in_bfloat16 else 1e-4, 3 * max(noise).item())
@@ -815,6 +839,9 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     original = inner
     if has_adapter(inner):
         original = inner.get_base_model()
+    if hasattr(original.config, "quantization_config"):  # what has unpacked the weights cannot be reverted
+        yield from _merged_weights(inner)
+        return
     for _, layer in itertools.groupby(_merged_weights(inner), key=_layer_of):
         # transformers fuses the experts of a layer, among others, when it loads them; no other program does
         yield from revert_weight_conversion(original, dict(layer)).items()

@@ -2,6 +2,7 @@
 downloaded."""
 
 import gzip
+import itertools
 import os
 import runpy
 import shutil
@@ -27,6 +28,8 @@ from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainer
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
@@ -288,6 +291,23 @@ def tiny_config(tokenizer, **changes) -> LlamaConfig:
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaConfig(**{**sizes, **changes})
+
+
+SIZES = dict(vocab_size=160, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, head_dim=8)
+SIZES |= dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
+SIZES |= dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2, hidden_size_per_layer_input=8)
+SIZES |= dict(n_embd=32, n_head=4, n_layer=2, vocab_size_per_layer_input=160, pad_token_id=0, eos_token_id=2)
+
+
+def random_model(family: str):
+    """Makes a tiny causal model of a family, a key of CONFIG_MAPPING; no weight or buffer is as at the start."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**SIZES))
+    saved = model.state_dict()
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if name in saved and tensor.is_floating_point():
+            tensor.data += 0.2 * torch.randn_like(tensor)
+    return model
 
 
 def learn_by_heart(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
 from rlmt.chat import read_trained_as
-from rlmt.checkpoint import copy_model, latest, save_checkpoint, save_model
-from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator
+from rlmt.checkpoint import check_saved, copy_model, latest, save_checkpoint, save_model, save_weights
+from conftest import random_model
+from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
 from rlmt.run import RunArgs
 from script_runs import weights_of
 
@@ -96,3 +97,43 @@ def test_a_saved_model_is_an_ordinary_folder(bits, accelerator, tokenizer, tmp_p
     if bits:
         again = load(accelerator, tmp_path / "best_by_gold_adapter", **bits)
         assert is_same(again.model.state_dict(), learner.model.state_dict())
+
+
+@pytest.mark.parametrize("lora_r", [0, 4])
+@pytest.mark.parametrize("family", ["gemma4_text", "mixtral", "qwen3_moe", "gpt2"])
+def test_what_is_saved_is_the_model(family, lora_r, accelerator, tmp_path):
+    """Buffers that are weights, fused experts with LoRA, Conv1D; under the names of the folder it came from."""
+    random_model(family).save_pretrained(tmp_path / "base")
+    args = RunArgs(gradient_checkpointing=False, lora_r=lora_r)
+    model = load_trained(str(tmp_path / "base"), args, token_ids=[2, 7])
+    before = model(IDS).logits
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.1 * torch.randn_like(weight)
+    assert (model(IDS).logits - before).abs().max() > 0.1
+    save_weights(tmp_path / "saved", model, accelerator)
+
+    assert weights_of(tmp_path / "saved").keys() == weights_of(tmp_path / "base").keys()
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-4)
+
+
+def test_a_folder_that_reads_back_otherwise_ends_the_run(tmp_path):
+    model = random_model("gpt2")
+    model.save_pretrained(tmp_path)
+    weights = dict(whole_weights(model))
+    check_saved(tmp_path, type(model), weights)
+    weights["transformer.ln_f.bias"] = weights["transformer.ln_f.bias"] + 1e-3
+    with pytest.raises(RuntimeError, match="1 weights differ, e.g. transformer.ln_f.bias"):
+        check_saved(tmp_path, type(model), weights)
+
+
+def test_weights_in_4_bits_are_not_trained(accelerator, tmp_path, exits):
+    bits = BitsAndBytesConfig(load_in_4bit=True)
+    AutoModelForCausalLM.from_pretrained(BASE, quantization_config=bits).save_pretrained(tmp_path)
+    assert "quantised and cannot be trained" in exits(load_trained, str(tmp_path), RunArgs())
+    model = load_trained(str(tmp_path), RunArgs(gradient_checkpointing=False, lora_r=4))
+    save_weights(tmp_path / "saved", model, accelerator)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-3)

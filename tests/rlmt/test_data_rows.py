@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from rlmt import chat as templates
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
-
+from train_reward import build_pairs
+from train_sft_warmstart import build_rows
 
 ROWS = [
     {"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i}
@@ -206,6 +207,16 @@ def test_forms_of_a_prompt(tmp_path):
     kept, dropped = load_prompts(str(path), tokenizer, 100)
     expected = {"id": "p-1", "reason": "refused by the chat template: no system turn"}
     assert len(kept) == 1 and dropped == [expected]
+
+    reader = AutoTokenizer.from_pretrained("data/toy/reward_model")
+    reader.chat_template = tokenizer.chat_template
+    templates.prepare_tokenizer(tokenizer, "think", "chatml")
+    assert load_prompts(str(path), tokenizer, 100, readers=[reader])[1] == dropped
+    bad_trace = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y"}
+    bad_pair = {"id": "p-1", "messages": QUESTION, "chosen": "y", "rejected": "n"}
+    _, dropped_traces = build_rows([bad_trace], reader, "think", 100)
+    _, dropped_pairs = build_pairs([bad_pair], reader, "response", 100)
+    assert dropped_traces == dropped_pairs == [expected]
 
 
 # --- places

@@ -9,7 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from transformers import AutoModelForCausalLM, get_cosine_schedule_with_warmup
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    get_cosine_schedule_with_warmup,
+)
+
+from conftest import random_model
 
 from rlmt import model as policy
 from rlmt.run import RunArgs
@@ -71,6 +77,47 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch)
     for weight in model.parameters():
         tensors += [weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_nothing_is_dropped_out(checkpointing, tmp_path):
+    """GPT-2 drops out a tenth of everything in training mode; what is saved of its config stays."""
+    random_model("gpt2").save_pretrained(tmp_path)
+    model = policy.load_trained(str(tmp_path), RunArgs(gradient_checkpointing=checkpointing))
+    ids = torch.arange(3, 23)[None]
+    before = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(ids).logits
+    found = model(ids).logits
+    torch.testing.assert_close(found, before, rtol=0, atol=1e-5)
+    assert model.config.attn_pdrop == 0.1
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda kept: kept):
+        kept = []
+        model(ids)
+    assert (len(kept) < 40) == checkpointing  # activations that the backward pass needs
+
+
+@pytest.mark.parametrize("family, fits", [("gpt2", True), ("gemma4_text", True), ("cohere", False)])
+def test_the_forward_of_training_is_the_models(family, fits, exits):
+    """Cohere scales its logits, which Policy does not know."""
+    accelerator = policy.start_accelerator("float32")
+    model = policy.Policy(random_model(family).eval(), 0.7)
+    if fits:
+        policy.check_forward(model, "MODEL", accelerator)
+        model.train()  # with dropout
+    if family != "gemma4_text":
+        assert "nats per token from transformers' own" in exits(
+            policy.check_forward, model, "MODEL", accelerator
+        )
+
+
+def test_heads_compute_in_float32(bfloat16_accelerator):
+    """Values near 20 that are 0.01 apart are told apart under autocast."""
+    args = RunArgs(gradient_checkpointing=False)
+    critic = policy.load_trained(BASE, args, None, AutoModelForTokenClassification, "TOKEN_CLS")
+    critic.score.bias.data.fill_(20.0)
+    critic.score.weight.data.normal_(std=0.01)
+    critic, _ = policy.prepare_trained(bfloat16_accelerator, critic, 1e-3, 0.0)
+    values = critic(torch.arange(5, 105)[None]).logits
+    assert values.dtype == torch.float32 and len(values.unique()) > 90
 
 
 # --- log-probabilities

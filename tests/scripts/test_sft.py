@@ -1,5 +1,6 @@
 """train_sft_warmstart.py: its rows, its loss by hand, what it refuses. test_supervised.py runs it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlmt import model as policy
-from rlmt.chat import encode_prompt
-from rlmt.data import write_jsonl
+from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
+from rlmt.data import read_log, write_jsonl
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
 import utils
@@ -83,21 +84,42 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
         rows.append(TokenRow("a", ids[:n_prompt], ids[n_prompt:]))
     n_tokens = sum(len(row.ids) for row in rows)
     theirs = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
-    loss = n_likeliest = 0.0
+    loss = n_likeliest = n_ended = 0.0
     for row in rows:
         ids = torch.tensor([row.prompt_ids + row.ids])
         labels = torch.tensor([[-100] * len(row.prompt_ids) + row.ids])
         output = theirs(ids, labels=labels)
         loss = loss + output.loss * len(row.ids) / n_tokens
-        n_likeliest += (output.logits[0, :-1].argmax(-1) == labels[0, 1:]).sum().item()
+        is_likeliest = output.logits[0, :-1].argmax(-1) == labels[0, 1:]
+        n_likeliest += is_likeliest.sum().item()
+        n_ended += is_likeliest[-1].item()
     loss.backward()
 
-    args = Args(micro_batch_tokens=micro_batch_tokens)
+    args = Args(micro_batch_tokens=micro_batch_tokens, batch_size=len(rows))
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
     means = train_sft_warmstart.accumulate_gradients(
         rows, policy.Policy(model, 1.0), args, 0, policy.start_accelerator()
     )
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert means["mean_token_accuracy"] == pytest.approx(n_likeliest / n_tokens)
+    assert means["ends_turn"] == pytest.approx(n_ended / len(rows))
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.grad, theirs.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
+
+
+def test_lora_learns_an_end_of_turn_that_the_base_model_never_wrote(tmp_path):
+    """The token's row is zero, as in base models. Without training it the share stays 0."""
+    base = tmp_path / "base"
+    shutil.copytree(BASE, base)
+    tokenizer = load_tokenizer(BASE)
+    prepare_tokenizer(tokenizer, "think")
+    model = AutoModelForCausalLM.from_pretrained(BASE)
+    model.lm_head.weight.data[tokenizer.eos_token_id] = 0.0
+    model.save_pretrained(base)
+    write_jsonl(tmp_path / "t.jsonl", [trace(id=str(i)) for i in range(16)])
+    args = Args(model=str(base), traces=str(tmp_path / "t.jsonl"), out=str(tmp_path / "run"), lora_r=8)
+    args.gradient_checkpointing = False
+    args.epochs, args.learning_rate = 30, 1e-2
+    train_sft_warmstart.main(args)
+    shares = [row["ends_turn"] for row in read_log(tmp_path / "run" / "metrics.jsonl")]
+    assert shares[0] == 0.0 and shares[-1] > 0.99
