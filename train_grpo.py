@@ -663,7 +663,8 @@ PRESETS: dict[str, dict] = {
         "max_completion_tokens": 2048,
         "steps": 600,
     },
-    # 2503.14476, whose model has 32B. Its dynamic sampling compares right and wrong alone, ours whole rewards
+    # 2503.14476, whose model has 32B. Its rate rises over 20 steps, and its dynamic sampling compares right and
+    # wrong alone; here the rate is constant, and whole rewards are compared
     "rlvr/dapo": {
         **VERIFIED,
         "rewards": ("math:2", "overlong:1"),  # 2 and 0 give the advantages of its 1 and -1
@@ -705,7 +706,8 @@ PRESETS: dict[str, dict] = {
         "temperature": 1.0,
         "max_completion_tokens": 2560,
     },
-    "unsupervised/ttrl": {  # 2504.16084, where 64 completions vote and 32 of them are trained on
+    # 2504.16084, where 64 completions vote and 32 of them are trained on, at a rate that falls along a cosine
+    "unsupervised/ttrl": {
         **VERIFIED,
         "model": "Qwen/Qwen2.5-Math-7B",
         "think_format": "plain",
@@ -713,18 +715,6 @@ PRESETS: dict[str, dict] = {
         "group_size": 32,
         "learning_rate": 5e-7,
         "max_completion_tokens": 3072,
-    },
-    # 2502.01456, which also leaves out prompts that are too easy or too hard, and has another baseline:
-    # docs/rewards.md
-    "dense/prime": {
-        **VERIFIED,
-        "model": "PRIME-RL/Eurus-2-7B-SFT",
-        "think_format": "plain",
-        "rewards": ("math:1", "prime:1"),
-        "group_size": 4,
-        "prompts_per_step": 256,
-        "learning_rate": 5e-7,
-        "scale_rewards": "none",
     },
     "small": SMOLLM2,
     "small-instructions": {

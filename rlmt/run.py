@@ -182,8 +182,10 @@ def parse_args(args_class: type, presets: dict[str, dict]):
 
 
 def check_values(args) -> None:
-    """Exits with 2 for a budget without prices, for 4-bit weights without LoRA, and for 4-bit weights or an
-    8-bit optimizer under FSDP."""
+    """Exits with 2 for a negative seed, a budget without prices, 4-bit weights without LoRA, and 4-bit weights
+    or an 8-bit optimizer under FSDP."""
+    if args.seed < 0:
+        fail("--seed counts from 0")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     load_in_4bit = getattr(args, "load_in_4bit", False)

@@ -2,6 +2,7 @@
 models."""
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -137,6 +138,16 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
     if bos is not None:
         ids = model.encode([USER], "yes")
         assert ids[0] == bos and ids.count(bos) == 1
+
+
+def test_a_template_that_prints_the_date_is_refused(reward_models, tmp_path):
+    """Rewards would change from day to day."""
+    shutil.copytree(reward_models["chatml"], tmp_path / "dated")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "dated")
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path / "dated")
+    with pytest.raises(ValueError, match="prints today's date"):
+        RewardModel(str(tmp_path / "dated"))
 
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):

@@ -3,6 +3,7 @@
 Whole weights: test_checkpoint.py. Several processes: tests/scripts/test_two_processes.py.
 """
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from transformers import (
 
 from conftest import random_model
 
+from rlmt import chat
 from rlmt import model as policy
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
@@ -109,6 +111,16 @@ def test_the_forward_of_training_is_the_models(family, fits, exits):
         )
 
 
+def test_a_token_without_an_embedding_ends_the_run(tmp_path, exits):
+    """A pad token was added to the tokenizer, and the model not resized."""
+    tokenizer = chat.load_tokenizer(BASE)
+    chat.prepare_tokenizer(tokenizer, "think")
+    policy.check_context(BASE, tokenizer, 100, "--max-length")
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    error = exits(policy.check_context, BASE, tokenizer, 100, "--max-length")
+    assert "'<pad>' as id 283" in error and "resize_token_embeddings" in error
+
+
 def test_heads_compute_in_float32(bfloat16_accelerator):
     """Values near 20 that are 0.01 apart are told apart under autocast."""
     args = RunArgs(gradient_checkpointing=False)
@@ -118,6 +130,21 @@ def test_heads_compute_in_float32(bfloat16_accelerator):
     critic, _ = policy.prepare_trained(bfloat16_accelerator, critic, 1e-3, 0.0)
     values = critic(torch.arange(5, 105)[None]).logits
     assert values.dtype == torch.float32 and len(values.unique()) > 90
+
+
+def test_a_loss_mask_takes_advantages_alone(completions):
+    """The KL, the lengths and what is logged keep all tokens that the policy wrote."""
+    masked = []
+    for one in completions:
+        n = len(one.ids)
+        advantages = [2.0] * n
+        loss_mask = [t % 2 for t in range(n)]
+        masked.append(dataclasses.replace(one, advantages=advantages, loss_mask=loss_mask))
+    batch = policy.collate(masked, 0, "cpu")
+    assert torch.equal(batch["policy_mask"], batch["completion_mask"])
+    for one, row in zip(masked, batch["advantages"].tolist(), strict=True):
+        assert row[: len(one.ids)] == [2.0 * mask for mask in one.loss_mask]
+        assert one.row()["n_tokens"] == len(one.ids)
 
 
 # --- log-probabilities
