@@ -3,11 +3,12 @@
 A step, for P prompts with G completions each:
 
     1. rollout     sample G completions of every prompt
-    2. reward      r = what the reward model gives; NaN where there is none
+    2. reward      r = weighted sum of --rewards, by default the reward model's; below the group for a malformed
+                   completion; NaN if a judge failed
     3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
-    5. end         a line of metrics, and the completions; checks that end a run which can teach nothing; at times
-                   held-out prompts are measured and a checkpoint is saved
+    5. end         metrics and completions are logged and checked; at times held-out prompts are measured and a
+                   checkpoint is saved
 
 For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is
 that of log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `set_old_logprobs`
@@ -15,7 +16,7 @@ notes its log-probabilities, by the trainer's forward and not by the sampler. k3
 divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A
-name that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
+name that ends in _P_G has these axes; tensors over the completions of a micro-batch are (B, T).
 
     python train_grpo.py --preset toy --model results/demo/runs/sft-think/model               # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
@@ -25,7 +26,7 @@ name that ends in _P_G has these axes; the tensors of a micro-batch are (B, T).
 Deviations from the paper and its released code (verl) in a default run; docs/deviations.md has all:
 1. Equation 4 has A = r - mean(r), and a mean over completions of the means over their tokens. By default we
    also divide by the group's standard deviation, as the released configs do, and take one mean over all
-   tokens of the step (`--loss-type dapo`), so long completions count more. Equation 4 is
+   tokens of the update (`--loss-type dapo`), so long completions count more. Equation 4 is
    `--scale-rewards none --loss-type grpo`.
 2. The released configs call their loss a mean over tokens. With their micro-batches of one completion it is
    the mean of equation 4 instead; `--preset paper-as-released` sets `--loss-type grpo`.
@@ -144,9 +145,8 @@ class Args(RLArgs):
     ratio per completion."""
     scale_rewards: Literal["group", "batch", "none", "pass_at_k"] = "group"
     """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of
-    the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k has the advantages of
-    pass@PASS_AT_K in its place, from the verifier's verdicts; a completion without a reward counts for
-    nothing."""
+    the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k: other advantages, see
+    `pass_at_k_advantages`; a verifier must be among the rewards."""
     dynamic_sampling: int = 0
     """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other
     prompts (DAPO). 0: none."""
@@ -161,7 +161,7 @@ class Args(RLArgs):
 
 # constants: edit inline; config.json holds them and --resume compares them
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
-# a group whose rewards differ by no more is flat; lower it if the weights in --rewards are small
+# a group whose rewards differ by no more is flat, and teaches nothing; lower it if the weights in --rewards are small
 ZERO_SPREAD = 0.05
 IMPORTANCE_CAP = 3.0  # largest weight of --importance-correction
 CISPO_CAP = 5.0  # cispo's highest ratio
@@ -263,9 +263,9 @@ def grpo_loss(
         logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
             the first update of the rollout, of the reference; the last is None without a KL term.
         advantages: (B, T), in GRPO the same for all tokens of a completion unless rewards are dense.
-        mask: (B, T), 1 on the tokens that are trained on.
+        mask: (B, T), 1 on the tokens that the policy wrote.
         token_weights: (B, T), the share of each token in the mean, see `mean_weights`.
-        importance_weights: (B, T), trainer's over sampler's probability.
+        importance_weights: (B, T), trainer's over sampler's probability, at most IMPORTANCE_CAP; or 1.
         epsilon, beta, loss_type: as in Args.
     """
     log_ratio = (logprobs - old_logprobs) * mask
@@ -511,7 +511,6 @@ def main(args: Args) -> None:
         max_length=args.max_prompt_tokens + args.max_completion_tokens,
         top_p=args.top_p,
     )
-    # of weights that differ, and of completions that teach nothing
     checks = [sampler.check, warn_of_format]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
@@ -588,7 +587,7 @@ def main(args: Args) -> None:
             metrics |= {name: fmean(update[name] for update in updates) for name in updates[0]}
             train.timer.end("update")
 
-            # 5. log, checks that end a run which can teach nothing, held-out prompts, checkpoint
+            # 5. log, checks, held-out prompts, checkpoint
             everyone = gather_object(completions)
             metrics |= completion_metrics(everyone)
             if collapse:

@@ -1,15 +1,16 @@
 """PPO with a critic, scored by a preference reward model: RLMT and RLHF (paper sections 2.2-2.4, table 7).
 
-A step, for P prompts with one completion each; V_t is the critic's value of the text before token t:
+A step, for P prompts with one completion each; V[t] is the critic's value of the text before token t:
 
     1. rollout     sample a completion of every prompt
-    2. reward      r = what the reward model gives, on the completion's last token; NaN where there is none
-    3. advantage   A_t = sum_k (gamma lam)^k (r_t+k + gamma V_t+k+1 - V_t+k);   R_t = A_t + V_t
-                   then A is whitened over the step's tokens
+    2. reward      r = weighted sum of --rewards, on the completion's last token; below all others of the step for
+                   a malformed completion; NaN if a judge failed
+    3. advantage   A[t] = sum over k of (gamma lam)^k (r[t+k] + gamma V[t+k+1] - V[t+k]);   R[t] = A[t] + V[t]
+                   after that, A is whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
-                   critic: minimise  mean over tokens of  half the clipped squared error of V_t to R_t
-    5. end         a line of metrics, and the completions; checks that end a run which can teach nothing; at times
-                   held-out prompts are measured and a checkpoint is saved
+                   critic: minimise  mean over tokens of  half the clipped squared error of V[t] to R[t]
+    5. end         metrics and completions are logged and checked; at times held-out prompts are measured and a
+                   checkpoint is saved
 
 For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref /
 pi) - 1. The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on
@@ -325,8 +326,8 @@ def set_advantages(
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
-    A completion without a reward gets zeros and counts nowhere. Returns metrics of the critic. All processes
-    call it.
+    A completion without a reward gets zeros and counts neither in GAE nor in whitening. Returns metrics of
+    the critic. All processes call it.
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
@@ -359,10 +360,11 @@ def accumulate_policy_gradients(
     n_tokens = count_tokens(completions, accelerator)
     sums = {}
     batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, members in enumerate(batches):
-        batch = collate(members, pad_token_id, accelerator.device)
+    for i, micro_batch in enumerate(batches):
+        batch = collate(micro_batch, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["policy_mask"]
+        token_weights = mask / n_tokens
 
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
@@ -381,18 +383,19 @@ def accumulate_policy_gradients(
                 reference_logprobs,
                 batch["advantages"],
                 mask,
-                mask,  # a sum here, divided by the tokens of the whole update below
+                token_weights,
                 importance_weights,
                 epsilon=args.epsilon,
                 beta=args.kl_coef,
             )
-            loss = loss - args.entropy_coef * (entropies * mask).sum()
+            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss / n_tokens * accelerator.num_processes)
+            accelerator.backward(loss * accelerator.num_processes)
 
         log_ratio = (logprobs.detach() - old_logprobs) * mask
         batch_sums["approximate_kl"] = (log_ratio.exp() - log_ratio - 1).sum()
-        batch_sums["loss"] = loss.detach()
+        # the loss is a mean already: undoes the division below
+        batch_sums["loss"] = loss.detach() * n_tokens
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
         for name, value in batch_sums.items():
@@ -405,14 +408,14 @@ def accumulate_critic_gradients(
 ) -> dict[str, float]:
     """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
 
-    Completions without a reward have no error.
+    Completions without a reward have no error; their tokens count in the mean.
     """
     n_tokens = count_tokens(completions, accelerator)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
     batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, members in enumerate(batches):
-        batch = collate(members, pad_token_id, accelerator.device)
-        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+    for i, micro_batch in enumerate(batches):
+        batch = collate(micro_batch, pad_token_id, accelerator.device)
+        has_reward = [[not math.isnan(completion.reward)] for completion in micro_batch]
         mask = batch["policy_mask"] * torch.tensor(has_reward, device=accelerator.device)
 
         with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
@@ -481,7 +484,6 @@ def main(args: Args) -> None:
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
-    # of weights that differ, and of completions that teach nothing
     checks = [sampler.check, warn_of_format]
     collapse = None
     if UNSUPERVISED & set(reward_names(args)):
@@ -543,12 +545,12 @@ def main(args: Args) -> None:
 
             # 4. update: policy and critic, one after the other
             updates = []
-            for members in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
-                means = accumulate_policy_gradients(members, model, args, pad_token_id, accelerator)
-                means |= accumulate_critic_gradients(members, critic, args, pad_token_id, accelerator)
+            for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+                means = accumulate_policy_gradients(mini_batch, model, args, pad_token_id, accelerator)
+                means |= accumulate_critic_gradients(mini_batch, critic, args, pad_token_id, accelerator)
                 means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
                 means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-                check_finite(means, members, step, run.folder)  # before it reaches the weights
+                check_finite(means, mini_batch, step, run.folder)  # before it reaches the weights
                 for each in (optimizer, critic_optimizer):
                     each.step()
                     each.zero_grad()
@@ -556,7 +558,7 @@ def main(args: Args) -> None:
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
             train.timer.end("update")
 
-            # 5. log, checks that end a run which can teach nothing, held-out prompts, checkpoint
+            # 5. log, checks, held-out prompts, checkpoint
             everyone = gather_object(completions)
             metrics |= completion_metrics(everyone)
             if collapse:
