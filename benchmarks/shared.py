@@ -623,8 +623,9 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
     summary["replied"] = {}
     for store in ("model", "judge", "simulator", "simulator_held_out"):
         bodies = [row["reply"] for row in read_log(run / f"{store}.jsonl")]
-        names = {name_in(body) for body in bodies if is_answer(body)}
-        summary["replied"][store] = sorted(names - {""})
+        names = {name_in(body) for body in bodies if is_answer(body)} - {""}
+        if names:
+            summary["replied"][store] = sorted(names)
     write_summary(run, summary)
 
 

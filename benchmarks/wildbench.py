@@ -245,7 +245,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
             value = 0.0
         elif value is None:
             n_invalid += 1
-            if protocol == "official":
+            if protocol == "official" or row["output_len"] is None:
                 continue
             value = WORST[mode]
         scored.append((row, value))
@@ -283,6 +283,8 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
 def lacks_text(row: dict, mode: str) -> bool:
     """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say
     lengths."""
+    if row["output_len"] is None:  # an endpoint gave no answer
+        return False
     is_empty = row["output_len"] == 0 or mode == "reward" and row["reference_len"] == 0
     return is_empty or bool(row.get("skipped"))
 

@@ -13,10 +13,10 @@ call after Ctrl-C or kill, and another `parse` needs no new call. Equal requests
 reply. To sample several replies, vary the requests' `seed`.
 
 After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again;
-none of these is read as an empty answer, and an empty one is none (`is_answer`). If all tries of a request fail while nothing else is answered and
-others wait, or if no request gets an answer at all, the run ends with one line and exit code 2; otherwise the
-one request has an error. A wrong key, an unknown model or a spent budget ends the run at once. Calls under
-way then finish and are stored.
+none of these is read as an empty answer, and an empty one is none (`is_answer`). If all tries of a request
+fail while nothing else is answered and others wait, or if no request gets an answer at all, the run ends with
+one line and exit code 2; otherwise the one request has an error. A wrong key, an unknown model or a spent
+budget ends the run at once. Calls under way then finish and are stored.
 
 An API key goes only to the server that it belongs to. It is never printed or stored, even if a server repeats
 it. A server without a key is asked without one, which is enough for `vllm serve`.
@@ -367,7 +367,7 @@ class Endpoint:
         self._read_store()  # as the next start does
         if not is_answer(body):
             return False
-        name = name_in(body)
+        name = self._in_one_line(name_in(body))
         if name not in ("", self.model) and (self.base_url, name) not in OTHER_NAMES:
             OTHER_NAMES.add((self.base_url, name))
             print(f"WARNING: {self.base_url}: {self.model} was asked, {name} replies", file=sys.stderr)
