@@ -86,11 +86,10 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
 
 
 def is_answer(body: Any) -> bool:
-    """Tells whether the body of a reply with HTTP 200 holds a completion: one with text, or one that the limit
-    of its tokens or a content filter cut off, perhaps before its first word.
+    """Tells whether the body of a reply with HTTP 200 holds a completion.
 
-    So text in `reasoning_content` alone is none, nor are parts of a text, nor is any other end, such as "error"
-    or "abort".
+    It has text, or the limit of its tokens or a content filter cut it off, perhaps before its first word. Text
+    in `reasoning_content` alone is none, nor are parts of a text, nor what ended as "error" or "abort".
     """
     with suppress(LookupError, TypeError, AttributeError):
         choice = body["choices"][0]
@@ -208,9 +207,9 @@ class Endpoint:
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
         `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if a content
-        filter or the limit of its tokens cut the reply off. Without `parse` the first reply counts, as that of
-        a tested model does, and may be cut off. A request without a readable reply has the value None and an
-        `error`. `name` is shown in the progress bar and in messages.
+        filter or the limit of its tokens cut the reply off. Without `parse` the first reply counts, as that
+        of a tested model does, and may be cut off. A request without a readable reply has the value None and
+        an `error`. `name` is shown in the progress bar and in messages.
         """
 
         async def answer(request: dict) -> Reply:
