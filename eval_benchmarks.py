@@ -14,7 +14,7 @@ they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fie
 A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
 its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the
 row invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of
-them (--max-invalid) a run has no metrics. If the judge's endpoint gave no reply to some requests, the run
+them (--max-invalid) a run has no metrics. If an endpoint gave no reply to more requests than that, the run
 ends without a score, and --resume asks these again.
 
 `--protocol` decides what a judge is asked:
@@ -43,6 +43,7 @@ Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, jud
 rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
 """
 
+import functools
 import json
 import re
 import sys
@@ -52,6 +53,7 @@ from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows
+from rlmt.endpoint import Reply
 from rlmt.run import parse_args, start_run
 import tyro
 
@@ -62,6 +64,10 @@ from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
 from rewards import sandbox
 from utils import fail
+
+
+# of the judge about an answer that is missing
+NOT_ASKED = Reply(None, "", "the model gave no answer", (0, 0), {})
 
 
 @dataclass
@@ -182,6 +188,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         tasks,
         shared.digests_of(args.judge),
         args.max_thinking_tokens,
+        *args.omit,
     ]
     if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
         content += [args.samples, args.reward_model, args.reward_on]
@@ -214,15 +221,24 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     family = BENCHMARKS[args.name].judge
-    requests = [requests_about(args, row["task"], row["response"]) for row in answers]
+    requests = [requests_about(args, row["task"], row["response"] or "") for row in answers]
     # all in one list, since the judge is asked many at a time; its replies come in the same order
-    flat_requests = [request for by_field in requests for request in by_field.values()]
-    replies = iter(shared.ask_judge(args, flat_requests, family.parse_reply, run))
+    flat_requests = []
+    for row, by_field in zip(answers, requests):
+        if row["response"] is not None:
+            flat_requests += by_field.values()
+    parse = family.parse_reply
+    if args.protocol == "official":  # the paper's code takes what marks there are
+        parse = functools.partial(parse, data=Path(args.data))
+    replies = iter(shared.ask_judge(args, flat_requests, parse, run))
 
     rows = []
     for row, by_field in zip(answers, requests):
-        replies_by_field = {field: next(replies) for field in by_field}
-        fields = family.judged_fields(row["task"], row["response"], replies_by_field, args.protocol)
+        if row["response"] is None:
+            replies_by_field = dict.fromkeys(by_field, NOT_ASKED)
+        else:
+            replies_by_field = {field: next(replies) for field in by_field}
+        fields = family.judged_fields(row["task"], row["response"] or "", replies_by_field, args.protocol)
         for reply in replies_by_field.values():
             if reply.error:
                 fields["judge_error"] = reply.error

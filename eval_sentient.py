@@ -36,7 +36,7 @@ with published scores, pass dialogues of the official tool to --from-dialogues.
 
 A dialogue has no score if the planner or the speaker stays unreadable, if it outgrows the model's context, or
 if --model-url refuses it. Such dialogues are counted, and dialogues.jsonl has their `error`. Above 1 % there is
-no headline: `mean_emotion` is null. If a simulator behind an endpoint gave no reply, as in an outage, the run
+no headline: `mean_emotion` is null. If a simulator behind an endpoint gave more of them no reply, the run
 ends without a score, and --resume asks again.
 
 Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
@@ -154,8 +154,8 @@ def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[Reply]]]:
     if shared.is_chat(args):
 
         def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-            if not args.seed:  # none is sent, as in shared.complete_by_endpoint
-                seeds = [0] * len(seeds)
+            if not args.seed:
+                seeds = None  # as in shared.complete_by_endpoint
             return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
 
         yield generate
@@ -278,6 +278,7 @@ def fingerprint(args: Args, name: str, url: str, profiles: list[dict]) -> str:
         list(user_prompts.RULES.values()),
         profiles,
         *shared.digests_of(name),
+        *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))
 
@@ -347,7 +348,7 @@ def main(args: Args) -> None:
         result = {"name": name, "fingerprint": fingerprint(args, name, url, profiles)}
         # after an outage there is no score: --resume asks the simulator again
         errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
-        shared.check_answered(errors, f"{flag} {name}")
+        shared.check_answered(args, errors, f"{flag} {name}")
         result |= sentient.score(args, dialogues[suffix])
         if args.judge:
             result |= sentient.judge(args, dialogues[suffix], run, suffix)

@@ -19,7 +19,7 @@ interval.
 A completion whose thinking is not closed has no response: it is the empty answer, and counted under its
 status. A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid
 verdicts (--max-invalid), which are listed in verdicts.jsonl, there is no headline. If the judge's endpoint
-gave no reply to some requests, the run ends without a score, and --resume asks these again.
+gave no reply to more than that, the run ends without a score, and --resume asks these again.
 
 `--protocol paper` does as the paper's released code, `official` (the default) as the benchmark's own tools:
 
@@ -128,7 +128,7 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
     if args.mode == "program":
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
-        judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol]
+        judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol, *args.omit]
         judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))  # those of every seed
     if args.mode == "reward":
         judging += [args.orders, args.references]
@@ -141,9 +141,12 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
 def judge_by_model(args: Args, verdicts: list[dict], run: Path) -> None:
     """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
 
-    The judge is not asked about a pair of answers that the board skips.
+    The judge is not asked about an answer that is missing, nor about a pair that the board skips.
     """
-    missing = [verdict for verdict in verdicts if args.mode == "score" or not verdict["skipped"]]
+    missing = []
+    for verdict in verdicts:
+        if "invalid" not in verdict and (args.mode == "score" or not verdict["skipped"]):
+            missing.append(verdict)
     requests = wildbench.judge_requests(args, missing, load_template(args))
 
     def parse(text: str) -> str:

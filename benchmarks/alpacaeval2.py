@@ -90,7 +90,7 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
     return {field: dict(zip(PLACEHOLDERS[protocol].needed, texts))}
 
 
-def parse_reply(text: str) -> str:
+def parse_reply(text: str, data: Path | None = None) -> str:
     """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none.
 
     As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.

@@ -136,7 +136,7 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
     return fields
 
 
-def parse_reply(text: str) -> str:
+def parse_reply(text: str, data: Path | None = None) -> str:
     """Returns a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
 
     Case does not matter. Raises ValueError if there is none.

@@ -6,7 +6,7 @@ leaves them out; here they are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another
 name of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark
-of the last criterion was cut off before its end: it is invalid here, and counted as `n_incomplete`.
+of the last criterion, or of most, is not whole: it is invalid here, and counted as `n_incomplete`.
 """
 
 import re
@@ -116,10 +116,11 @@ def without_markdown(text: str) -> str:
     return re.sub(r"^[ \t]*[-*+•][ \t]+", "", text, flags=re.MULTILINE)
 
 
-def parse_reply(text: str) -> dict[str, float]:
+def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
     """Returns a judge's marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
-    The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left.
+    The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left; with `data` also
+    if the last criterion, or more than half of them, has none.
     """
     text = without_markdown(text)
     found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)
@@ -127,6 +128,12 @@ def parse_reply(text: str) -> dict[str, float]:
     marks = {name.strip(): float(mark) for name, mark in found if float(mark) <= HIGHEST_MARK}
     if not marks:
         raise ValueError(f"no `name: number` in {text[-80:]!r}")
+    if data:
+        # a judge may leave out a criterion that does not apply, as that of dialogue in a piece without any
+        criteria, _ = load_criteria(data)
+        n_marked = len(marks.keys() & set(criteria))
+        if criteria[-1] not in marks or n_marked < len(criteria) / 2:
+            raise ValueError(f"incomplete: marks of {n_marked} of {len(criteria)} criteria")
     return marks
 
 
@@ -168,7 +175,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     In an iteration's number all of its marks are in one pool. The intervals are over prompts, not items: the
     iterations of a prompt are not independent.
     """
-    criteria, negative = load_criteria(data)
+    _, negative = load_criteria(data)
     for line, row in enumerate(rows, 1):
         title = get_field(row, f"{source}:{line}", "title")
         iteration = get_field(row, f"{source}:{line}", "iteration")
@@ -184,16 +191,11 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
         paper_scores.append(0.0)
         try:
-            marks = parse_reply(text)
-            values = mark_values(marks, negative)
+            values = mark_values(parse_reply(text), negative)
+            paper_scores[-1] = 5 * mean(values)
+            marks = parse_reply(text, data)
         except ValueError as error:
             result.setdefault("invalid", str(error))
-            continue
-        paper_scores[-1] = 5 * mean(values)
-        # a judge may leave out another criterion that does not apply, as that of dialogue in a piece without
-        # any
-        if criteria[-1] not in marks:
-            result["invalid"] = f"incomplete: no mark of {criteria[-1]!r}"
             continue
         result |= {"score": 5 * mean(values), "shown": shown(values), "marks": marks}
         values_of_iteration[row["iteration"]] += values

@@ -67,6 +67,8 @@ class JudgeFlags:
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
     no key."""
+    omit: tuple[str, ...] = ()
+    """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     template: str = ""
     """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
     several."""

@@ -107,11 +107,12 @@ def verdict_of(text: str) -> str:
     """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its
     verdict.
 
-    Raises ValueError if the thinking is not closed: what is there then is a draft.
+    Raises ValueError if a line opens thinking that is not closed: what is there then is a draft.
     """
     for style in FOREIGN_STYLES.values():
         parts = split_foreign(text, style, finished=True)
-        if parts.status == "no_close":
+        opening = rf"^\s*{re.escape(style.opens_thinking)}"
+        if parts.status == "no_close" or re.search(opening, parts.response, re.MULTILINE):
             raise ValueError("the judge's thinking is not closed")
         text = parts.response
     return text

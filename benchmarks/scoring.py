@@ -122,8 +122,9 @@ def match_rows(
             fail(f"{source}:{line}: a second row of the same task; keep one of them")
         seen.add(position)
         result = {"task": position, "key": tasks[position].get(keys[0], position), "line": line}
-        if row.get("judge_error"):
-            result["invalid"] = row["judge_error"]
+        error = row.get("error") or row.get("judge_error")
+        if error:
+            result["invalid"] = error
         results.append(result)
     return results
 
@@ -169,7 +170,7 @@ def check_rows(
         if "excluded" in task:
             result["excluded"] = task["excluded"]
         elif text is None:
-            result["invalid"] = "no response"
+            result.setdefault("invalid", "no response")
         else:
             answered.append(result)
             texts.append(text)

@@ -25,9 +25,10 @@ from rlmt.endpoint import (
     Endpoint,
     Reply,
     has_no_reply,
+    is_answer,
+    name_in,
     resolve_url,
     try_endpoint,
-    was_refused,
 )
 from rlmt.run import Start, check_run, load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of
@@ -196,7 +197,7 @@ def check_plain(args, text: str) -> None:
 def model_endpoint(args, run: Path) -> Endpoint:
     """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
     store = run / "model.jsonl"
-    return Endpoint(args.model, store, args.model_url, args.concurrency, key_env=args.key_env)
+    return Endpoint(args.model, store, args.model_url, args.concurrency, key_env=args.key_env, omit=args.omit)
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -213,17 +214,18 @@ def endpoint_sampling(args, temperature: float) -> dict:
 
 # --- 2. its answers
 
-# a task, the text of its completion (None: the endpoint refuses the task), whether it ended before the token
-# limit, its number of tokens, and whether its thinking was closed because the budget was used up
-Completion = tuple[dict, str | None, bool, int, bool]
+# text, whether it ended before the token limit, its number of tokens; or why an endpoint gives none
+Answer = tuple[str, bool, int] | str
+# a task, its answer, and whether its thinking was closed because the budget was used up
+Completion = tuple[dict, Answer, bool]
 
 
 def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
     """Samples a completion for each task at one temperature, and strips its thinking.
 
     Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2
-    if one of them answers another prompt. A task that an endpoint refuses for good, as too long or by its
-    content filter, has the status `refused` and no response.
+    if one of them answers another prompt. A task to which an endpoint gives no answer, as it is too long or
+    filtered, has the status `refused` and an `error`.
 
     Args:
         tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
@@ -250,13 +252,16 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
         tokenizer = load_model_tokenizer(args)
         completions = complete_by_tokens(args, tasks, temperature, tokenizer, rows.keys(), run)
 
-    for task, text, finished, n_tokens, used_up in completions:
+    for task, answer, used_up in completions:
         if task["id"] in rows:  # an endpoint's stored replies come again
             continue
-        if text is None:
+        if isinstance(answer, str):
+            print(f"task {task['id']} is refused: {answer}", file=sys.stderr)
             text = ""
+            n_tokens = 0
             parts = ThinkParts("", "", "refused")
         else:
+            text, finished, n_tokens = answer
             check_plain(args, text)
             text = whole_turn(args, text, finished)
             parts = split_answer(text, model_format, finished)
@@ -273,6 +278,8 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
         }
         if args.max_thinking_tokens:
             row["budget_used_up"] = used_up
+        if parts.status == "refused":
+            row["error"] = answer
         rows[task["id"]] = row
         append_jsonl(path, [row])
     return [rows[task["id"]] for task in tasks]
@@ -293,8 +300,8 @@ def complete_by_tokens(
         args.model, prompts, tokenizer, sampling, args.seed, done_positions, **how_sampled(args, run)
     )
     for position, sample in samples:
-        text = text_of(tokenizer, sample)
-        yield tasks[position], text, sample.finished, len(sample.ids), sample.budget_used_up
+        answer = text_of(tokenizer, sample), sample.finished, len(sample.ids)
+        yield tasks[position], answer, sample.budget_used_up
 
 
 def how_sampled(args, run: Path) -> dict:
@@ -312,48 +319,39 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed
-    0."""
-    seeds = [0] * len(tasks)
-    for place, task in enumerate(tasks):
-        if args.seed or task.get("sample"):  # equal requests would share one reply
-            seeds[place] = args.seed * 1_000_003 + place  # as generate
+    """Yields completions of all tasks by --model-url. With --seed 0 single answers have no seed."""
+    seeds = None
+    if args.seed or any(task.get("sample") for task in tasks):  # equal requests would share one reply
+        seeds = [args.seed * 1_000_003 + place for place in range(len(tasks))]  # as generate
     answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
     for task, answer in zip(tasks, answers):
-        if isinstance(answer, str):
-            print(f"task {task['id']} is refused: {answer}", file=sys.stderr)
-            answer = None, True, 0
-        yield task, *answer, False
+        yield task, answer, False
 
 
 def ask_by_messages(
-    args, conversations: list[list[dict]], seeds: list[int], temperature: float, run: Path
-) -> list[tuple[str, bool, int] | str]:
-    """Returns the replies of --model-url: text, whether it has ended, its tokens; or why it is refused for
-    good.
+    args, conversations: list[list[dict]], seeds: list[int] | None, temperature: float, run: Path
+) -> list[Answer]:
+    """Returns the answers of --model-url. model.jsonl keeps its replies, so none is paid for twice.
 
-    model.jsonl keeps them, so none is paid for twice. A seed of 0 is not sent, as some servers know no such
-    field.
+    Exits with 2 if too many requests got no reply, see `check_answered`. `seeds`: None where none is sent, as
+    some servers know no such field.
     """
     model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
     requests = []
-    for messages, seed in zip(conversations, seeds, strict=True):
+    for place, messages in enumerate(conversations):
         request = {"messages": messages, **sampling}
-        if seed:
-            request["seed"] = seed
+        if seeds:
+            request["seed"] = seeds[place]
         requests.append(request)
     for first_reply in model.ask(requests[:5], name="generate"):
         check_plain(args, first_reply.text)  # before all are paid for
+    replies = model.ask(requests, name="generate")
+    check_answered(args, [reply.error for reply in replies], f"--model {args.model}")
     answers = []
-    for reply in model.ask(requests, name="generate"):
-        if was_refused(reply.error):
-            answers.append(reply.error)
-            continue
-        if reply.error:
-            fail(f"{args.model}: {reply.error}; the same command with --resume goes on")
+    for reply in replies:
         finished = reply.choice.get("finish_reason") != "length"
-        answers.append((reply.text, finished, reply.usage[1]))
+        answers.append(reply.error or (reply.text, finished, reply.usage[1]))
     return answers
 
 
@@ -364,13 +362,14 @@ def count_tokens(tokenizer, text: str) -> int | None:
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def answer(row: dict) -> str:
-    """Returns the part of a generation row that is judged.
+def answer(row: dict) -> str | None:
+    """Returns the part of a generation row that is judged; None if an endpoint gave no answer.
 
     ok and truncated: the response, which is empty if the thinking was not closed. It counts even if the token
-    limit cut it off, as in the official tools. no_open, no_close, nested, empty_response, refused: the empty
-    answer.
+    limit cut it off, as in the official tools. no_open, no_close, nested, empty_response: the empty answer.
     """
+    if row["status"] == "refused":
+        return None
     if row["status"] in ("ok", "truncated"):
         return row["response"]
     return ""
@@ -420,6 +419,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
+        omit=args.omit,
     )
 
 
@@ -480,7 +480,7 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     with open_judge(args, run) as judge:
         print(f"judge: {json.dumps(judge.estimate(requests))}", flush=True)
         replies = judge.ask(requests, read, n_retries)
-    check_answered([reply.error for reply in replies], f"--judge {args.judge}")
+    check_answered(args, [reply.error for reply in replies], f"--judge {args.judge}")
     return replies
 
 
@@ -491,21 +491,22 @@ def said(reply: Reply) -> str:
     return verdict_of(reply.text)
 
 
-def check_answered(errors: list[str], who: str) -> None:
-    """Ends a run before its summary if calls got no reply, as in an outage: --resume asks them again.
+def check_answered(args, errors: list[str], who: str) -> None:
+    """Ends a run before its summary if a larger share of the calls than --max-invalid got no reply, as in an
+    outage: --resume asks them again.
 
-    Replies that cannot be read and requests that are refused for good would only come again, so they are
-    invalid rows.
+    Fewer are invalid rows. So are replies that cannot be read and requests that are refused for good, which
+    would only come again.
 
     Args:
         errors: of every reply, "" for a good one.
         who: what was asked.
     """
     unanswered = [error for error in errors if has_no_reply(error)]
-    if unanswered:
+    if len(unanswered) > args.max_invalid * len(errors):
         fail(
             f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks again for these "
-            f"alone. The first: {unanswered[0]}"
+            f"alone, and a larger --max-invalid takes them as invalid. The first: {unanswered[0]}"
         )
 
 
@@ -614,8 +615,17 @@ def write_scores(path: str, scores: dict) -> None:
 
 
 def save_results(run: Path, summary: dict, index: list[dict]) -> None:
-    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete."""
+    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete.
+
+    Its `replied` has what the models behind endpoints call themselves, by the file of their replies.
+    """
     add_to_index(run, index)
+    summary["replied"] = {}
+    for store in ("model", "judge", "simulator", "simulator_held_out"):
+        bodies = [row["reply"] for row in read_log(run / f"{store}.jsonl")]
+        names = {name_in(body) for body in bodies if is_answer(body)} - {""}
+        if names:
+            summary["replied"][store] = sorted(names)
     write_summary(run, summary)
 
 

@@ -25,7 +25,7 @@ wordings verbatim: extract.txt with {$pairs}, merge.txt with {$lists}, compare.t
    `flip_rate` is the share of prompts whose two orders disagree. If a reply cannot be read, the judge is
    asked again. If that does not help, the prompt is left out in both orders, so that the judge's liking for a
    position stays balanced. Above --max-invalid there are no win rates. If the judge's endpoint gave no reply
-   to some requests, as in an outage, the run ends without win rates, and --resume asks these again.
+   to more requests than that, the run ends without win rates, and --resume asks these again.
 
 `--traits` compares the traits of another run, or of a file of your own {"traits": [{"name",
 "description"}]}. The prompts from which the other run extracted them are left out here too. Win rates with
@@ -366,6 +366,7 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
         traits,
         [(pair["messages"], pair["baseline"]) for pair in pairs],
         shared.digests_of(args.judge),
+        *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))
 

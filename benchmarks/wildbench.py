@@ -74,10 +74,11 @@ KEPT_WORDS = {  # of the history and of each answer; 0: all
 }
 
 
-def list_verdicts(args, tasks: list[dict], answers: list[str]) -> list[dict]:
+def list_verdicts(args, tasks: list[dict], answers: list[str | None]) -> list[dict]:
     """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
 
-    `choice` or `score` is None until the judge fills it in.
+    `choice` or `score` is None until the judge fills it in. Without an answer (None) it stays so: the row is
+    `invalid` and has no `output_len`.
     """
     rng = random.Random(args.seed)
     verdicts = []
@@ -86,8 +87,12 @@ def list_verdicts(args, tasks: list[dict], answers: list[str]) -> list[dict]:
             "id": task["id"],
             "primary_tag": task.get("primary_tag"),
             "secondary_tags": task.get("secondary_tags") or [],
-            "output_len": len(answer),
         }
+        if answer is None:
+            common |= {"output_len": None, "invalid": "the model gave no answer"}
+            answer = ""
+        else:
+            common["output_len"] = len(answer)
         if args.mode == "score":
             shown, skipped = judge_fields(args, task, model_output=answer)
             verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
@@ -240,7 +245,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
             value = 0.0
         elif value is None:
             n_invalid += 1
-            if protocol == "official":
+            if protocol == "official" or row["output_len"] is None:
                 continue
             value = WORST[mode]
         scored.append((row, value))
@@ -252,7 +257,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
     values = [scale(value, mode) for _, value in scored]
     tasks = [row["id"] for row, _ in scored]
     means = task_means(values, tasks)
-    lengths = [row["output_len"] for row in rows if row["output_len"] > 0]
+    lengths = [row["output_len"] for row in rows if row["output_len"]]
     numbers = {
         f"wb_{mode}": mean(values),
         "interval": bootstrap(values, seed, tasks=tasks),
@@ -261,7 +266,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
         "n_invalid": n_invalid,
         "n_tasks": len(means),
         "length": mean(lengths) or 0.0,
-        "n_empty": len(rows) - len(lengths),
+        "n_empty": sum(row["output_len"] == 0 for row in rows),
         "n_skipped": n_skipped,
         **score_groups(judged, mode),
     }
@@ -278,6 +283,8 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
 def lacks_text(row: dict, mode: str) -> bool:
     """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say
     lengths."""
+    if row["output_len"] is None:  # an endpoint gave no answer
+        return False
     is_empty = row["output_len"] == 0 or mode == "reward" and row["reference_len"] == 0
     return is_empty or bool(row.get("skipped"))
 
@@ -320,6 +327,8 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
     for row in generations:
         response = row["response"] if row["status"] == "ok" else ""
         try:
+            if row["status"] == "refused":
+                raise ValueError(row["error"])
             result = judge(row["messages"], response)
             checks = {name: bool(passed) for name, passed in result["checks"].items()}
             verdict = {"score": float(result["score"]), "checks": checks, "invalid": ""}

@@ -35,6 +35,8 @@ class Args:
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
     no key."""
+    omit: tuple[str, ...] = ()
+    """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     judge_max_tokens: int = 4096
     """Limit of a reply; a judge that thinks first needs more."""
     concurrency: int = 32
@@ -60,6 +62,7 @@ def main(args: Args) -> None:
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
+        omit=args.omit,
     )
     ask = functools.partial(write_rubrics, max_tokens=args.judge_max_tokens)
     try_judge(judge, ask, rows[0], "--judge")

@@ -97,6 +97,8 @@ class Args:
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
     no key."""
+    omit: tuple[str, ...] = ()
+    """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     instruction: Path | None = None
     """File with the instruction, used verbatim as the system message; none: ours. With {prompt} in it, it is
     the last user turn instead, with the prompt's last turn in that place. It must ask for <think> and
@@ -312,6 +314,7 @@ def main(args: Args) -> None:
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
+        omit=args.omit,
     )
     estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
     print(

@@ -89,6 +89,7 @@ def _judge_endpoint(args, run: Path):
         budget=args.budget / state.num_processes,
         price=args.price,
         key_env=args.key_env,
+        omit=args.omit,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
+from benchmarks.foreign import verdict_of
 from benchmarks.scoring import read_object
 from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
@@ -32,6 +33,7 @@ def judge_endpoint(args, run: Path) -> Endpoint:
         budget=args.budget,
         price=args.price,
         key_env=args.key_env,
+        omit=args.omit,
     )
 
 
@@ -114,7 +116,7 @@ def try_judge(judge: Endpoint, ask: Callable, prompt: dict, flag: str, fresh: bo
 def read_json(text: str) -> dict:
     """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without
     one."""
-    return read_object(text.rpartition("</think>")[2])
+    return read_object(verdict_of(text))
 
 
 def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
+from benchmarks.foreign import verdict_of
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
@@ -336,8 +337,16 @@ def load_user(name: str, url: str, store: Path, args, n_processes: int = 1) -> U
     budget."""
     if ".py:" in name:
         return load_function(name)
-    budget = args.budget / n_processes
-    return Endpoint(name, store, url, args.concurrency, budget=budget, price=args.price, key_env=args.key_env)
+    return Endpoint(
+        name,
+        store,
+        url,
+        args.concurrency,
+        budget=args.budget / n_processes,
+        price=args.price,
+        key_env=args.key_env,
+        omit=args.omit,
+    )
 
 
 def try_user(user: User, flag: str, dialogue: dict, setting: dict, n_dialogues: int, args) -> None:
@@ -410,7 +419,7 @@ def read_plan(text: str) -> dict:
     `change` is the first number after the last `Change:`, as in SAGE. If `read_change` raises ValueError, the
     endpoint asks the planner again.
     """
-    sections = read_sections(text)
+    sections = read_sections(verdict_of(text))
     return {
         "content": sections["Content"],
         "TargetCompletion": sections["TargetCompletion"],
@@ -454,6 +463,7 @@ def read_speech(text: str) -> tuple[str, str]:
 
     Raises ValueError if nothing follows it.
     """
+    text = verdict_of(text)
     _, *replies = re.split(r"Response[\s*]*[:：][\s*]*", text)
     utterance = "".join(replies[-1:]).strip()
     in_quotes = re.fullmatch(r'"(.*)"|“(.*)”|「(.*)」|\[(.*)\]', utterance, re.DOTALL)

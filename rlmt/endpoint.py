@@ -13,10 +13,10 @@ call after Ctrl-C or kill, and another `parse` needs no new call. Equal requests
 reply. To sample several replies, vary the requests' `seed`.
 
 After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again;
-none of these is read as an empty answer. If all tries of a request fail while nothing else is answered and
-others wait, or if no request gets an answer at all, the run ends with one line and exit code 2; otherwise the
-one request has an error. A wrong key, an unknown model or a spent budget ends the run at once. Calls under
-way then finish and are stored.
+none of these is read as an empty answer, and an empty one is none (`is_answer`). If all tries of a request
+fail while nothing else is answered and others wait, or if no request gets an answer at all, the run ends with
+one line and exit code 2; otherwise the one request has an error. A wrong key, an unknown model or a spent
+budget ends the run at once. Calls under way then finish and are stored.
 
 An API key goes only to the server that it belongs to. It is never printed or stored, even if a server repeats
 it. A server without a key is asked without one, which is enough for `vllm serve`.
@@ -28,6 +28,7 @@ import json
 import os
 import random
 import re
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from rlmt.data import FINISHED
 from utils import fail
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -48,12 +50,12 @@ CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
 SLOWEST = 5
 REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
-NO_TEXT = "no text"  # begins the error of a reply that is empty or filtered; see `was_refused`
 SHORTEST_KEY = 8  # characters; a shorter one is a placeholder for `vllm serve`, such as EMPTY
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
 EARLY_LINES = defaultdict(bytes)  # what `try_endpoint` adds to stores whose folder does not exist yet
+OTHER_NAMES = set()  # (base URL, name in its replies) of which a warning has been printed
 
 
 class Reply(NamedTuple):
@@ -84,16 +86,33 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
 
 
 def is_answer(body: Any) -> bool:
-    """Tells whether the body of a reply with HTTP 200 holds a completion, which may be empty or cut off."""
-    with suppress(LookupError, TypeError):
+    """Tells whether the body of a reply with HTTP 200 holds a completion.
+
+    It has text, or the limit of its tokens or a content filter cut it off, perhaps before its first word. Text
+    in `reasoning_content` alone is none, nor are parts of a text, nor what ended as "error" or "abort".
+    """
+    with suppress(LookupError, TypeError, AttributeError):
         choice = body["choices"][0]
-        return isinstance(choice["message"]["content"] or "", str) and choice.get("finish_reason") != "error"
+        has_text = text_of(choice).strip() != ""
+        finish = choice.get("finish_reason")
+        return finish in ("length", "content_filter") or has_text and finish in (None, *FINISHED)
     return False
+
+
+def text_of(choice: dict) -> str:
+    """Returns the text of a reply's choice; a refusal has a field of its own."""
+    message = choice["message"]
+    return message.get("content") or message.get("refusal") or ""
+
+
+def name_in(answer: dict) -> str:
+    """Returns what the model of an answer calls itself; "" if it does not say."""
+    return str(answer.get("model") or "")
 
 
 def read_usage(body: Any) -> tuple[int, int]:
     """Returns the tokens in and out of a reply; zeros if the endpoint does not tell."""
-    with suppress(LookupError, TypeError):
+    with suppress(LookupError, TypeError, ValueError):
         return int(body["usage"]["prompt_tokens"]), int(body["usage"]["completion_tokens"])
     return 0, 0
 
@@ -101,12 +120,6 @@ def read_usage(body: Any) -> tuple[int, int]:
 def has_no_reply(error: str) -> bool:
     """Tells from a Reply's `error` whether every call failed, as in an outage: a later start may get one."""
     return error.startswith(NO_REPLY)
-
-
-def was_refused(error: str) -> bool:
-    """Tells from a Reply's `error` whether a later start would be refused too, as a request that is too
-    long."""
-    return error.startswith(("HTTP 4", NO_TEXT))
 
 
 # --- 2. the client
@@ -133,6 +146,7 @@ class Endpoint:
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `key_for`
     known_as: str = ""  # what the store's keys have in place of a URL that changes from start to start
+    omit: tuple[str, ...] = ()  # parameters that are not sent, as this server refuses them
     backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
     def __post_init__(self):
@@ -192,10 +206,10 @@ class Endpoint:
         """Returns the replies in the order of the requests.
 
         `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
-        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if the reply is
-        empty, was stopped by a content filter, or was cut off by the limit of its tokens. Without `parse` the
-        first reply counts, as that of a tested model does, and may be cut off. A request without a readable
-        reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
+        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if a content
+        filter or the limit of its tokens cut the reply off. Without `parse` the first reply counts, as that
+        of a tested model does, and may be cut off. A request without a readable reply has the value None and
+        an `error`. `name` is shown in the progress bar and in messages.
         """
 
         async def answer(request: dict) -> Reply:
@@ -238,12 +252,12 @@ class Endpoint:
     def _read(self, body: dict, parse: Callable[[str], Any]) -> Reply:
         """Makes a reply of an answer."""
         choice = body["choices"][0]
-        text = choice["message"]["content"] or ""  # null where all of it stands in reasoning_content
+        text = text_of(choice)
         finish = choice.get("finish_reason")
         value = None
         error = ""
-        if finish == "content_filter" or not (text.strip() or finish == "length"):
-            error = f"{NO_TEXT}: {json.dumps(choice)}"
+        if finish == "content_filter":
+            error = f"filtered: {json.dumps(choice)}"
         elif finish == "length" and parse is not str:
             error = "unreadable: the limit of its tokens cut the reply off"
         else:
@@ -267,6 +281,8 @@ class Endpoint:
                 body["temperature"] = max(body["temperature"], REPEAT_TEMPERATURE)
             if "seed" in body:
                 body["seed"] += attempt
+        for name in self.omit:
+            body.pop(name, None)
         n_answered = len(self.bodies)
         for repeat in range(self.retries + 1):
             worst = self._worst_cost(request)
@@ -286,6 +302,8 @@ class Endpoint:
                 error = self._in_one_line(f"HTTP {e.status_code}: {e.response.text}")
                 if e.status_code in (401, 402, 404):
                     self.stop_reason = f"{self.base_url}: {error}; --key-env names the variable of its key"
+                if e.status_code in (400, 422):
+                    error += "; --omit NAME leaves a refused parameter out"
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, APIConnectionError) as e:
@@ -330,7 +348,7 @@ class Endpoint:
     def _save(self, request: dict, attempt: int, content: str) -> bool:
         """Appends the body of a reply with HTTP 200 to the store; tells whether it is an answer."""
         body = content  # of a page or an event stream
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             body = json.loads(content)
         usage = read_usage(body)
         cost = dollars(usage, self.price)
@@ -346,7 +364,13 @@ class Endpoint:
         with open(self.store, "a") as file:
             file.write(hide_key(json.dumps(row), self.key) + "\n")
         self._read_store()  # as the next start does
-        return is_answer(body)
+        if not is_answer(body):
+            return False
+        name = self._in_one_line(name_in(body))
+        if name not in ("", self.model) and (self.base_url, name) not in OTHER_NAMES:
+            OTHER_NAMES.add((self.base_url, name))
+            print(f"WARNING: {self.base_url}: {self.model} was asked, {name} replies", file=sys.stderr)
+        return True
 
     def _in_one_line(self, text: str) -> str:
         """Shortens a text for a message: one line of at most 300 characters, without any key."""

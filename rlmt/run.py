@@ -107,6 +107,8 @@ class RolloutArgs(RunArgs):
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
     no key."""
+    omit: tuple[str, ...] = ()
+    """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens read and written by a judge or a simulator."""
 
@@ -231,6 +233,7 @@ FREE = (
     "budget",
     "price",
     "key_env",
+    "omit",
     "concurrency",
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge

@@ -306,8 +306,13 @@ class Server:
         async def ask(place: int) -> tuple[int, Sample]:
             request = body | {"prompt": prompts[place], "seed": seeds.get(place)}
             reply = await client.post("/completions", cast_to=str, body=request)
-            choice = json.loads(reply)["choices"][0]
-            return place, Sample(choice["token_ids"], None, choice["finish_reason"] == "stop")
+            try:
+                choice = json.loads(reply)["choices"][0]
+                if choice["finish_reason"] not in ("stop", "length"):
+                    raise ValueError(choice["finish_reason"])
+                return place, Sample(choice["token_ids"], None, choice["finish_reason"] == "stop")
+            except (ValueError, LookupError, TypeError) as error:
+                raise ClientError(f"no completion in HTTP 200: {reply}") from error
 
         with asyncio.Runner() as runner:
             client = open_client(self.base_url, key).with_options(max_retries=MAX_RETRIES)

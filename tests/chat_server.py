@@ -32,7 +32,8 @@ class ChatServer(ThreadingHTTPServer):
     """A chat endpoint on a free port of loopback.
 
     behave(text of the last message, number of earlier calls with it) returns the content of the answer, a
-    Fault, or a tuple (status, body, headers).
+    Fault, or a tuple (status, body, headers). A request with the parameter `refuses` gets HTTP 400. Completions
+    by token ids have the text "".
     """
 
     daemon_threads, request_queue_size = True, 256
@@ -43,6 +44,7 @@ class ChatServer(ThreadingHTTPServer):
         self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
         self.headers = []  # of each request
         self.answers_to = Counter()  # by the Authorization header of the request
+        self.refuses = ""
         self.now = self.most = 0  # calls under way, and their maximum
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -69,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         server, request = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = request["messages"][-1]["content"]
+        text = request.get("messages", [{"content": ""}])[-1]["content"]
         with server.lock:
             n, server.now = server.calls[text], server.now + 1
             server.most = max(server.most, server.now)
@@ -78,7 +80,10 @@ class Handler(BaseHTTPRequestHandler):
             server.requests.append((request, self.headers["Authorization"]))
             server.headers.append(dict(self.headers))
         try:
-            self.answer(server, text, server.behave(text, n))
+            content = server.behave(text, n)
+            if server.refuses in request:
+                content = (400, {"error": {"message": f"{server.refuses} is not supported"}})
+            self.answer(server, text, content)
         finally:
             with server.lock:
                 server.now -= 1

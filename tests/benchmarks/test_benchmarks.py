@@ -20,6 +20,7 @@ import page
 from rlmt import run as runs
 from benchmarks import accuracy, verified
 from rlmt import data as rlmt_data
+from rlmt import endpoint
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -482,6 +483,57 @@ def test_generate_and_score(run, tmp_path):
         ("gsm8k", "maj@2", "6", "run"),
     ]
     assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
+
+
+# --- a tested model behind an endpoint
+
+
+@pytest.fixture
+def behind(run, serve, tmp_path, monkeypatch):
+    """behind(server, ...) asks it four tasks, all with the answer 2; returns summary and stderr."""
+    monkeypatch.setattr(endpoint, "MAX_WAIT", 0.01)
+    tasks = [{"question": f"Question {i}", "answer": "#### 2"} for i in range(4)]
+    write(tmp_path / "test.jsonl", tasks)
+
+    def behind(server, *words, code: int = 0) -> tuple[dict, str]:
+        model = ("--model", "m", "--model-url", server.url, "--data", tmp_path, "--out", tmp_path / "run")
+        told = run("gsm8k", *model, "--max-invalid", 0.5, *words, code=code)
+        summary = tmp_path / "run" / "summary.json"
+        return json.loads(summary.read_text()) if summary.exists() else {}, told
+
+    return behind
+
+
+@pytest.mark.parametrize(
+    "sent, words",
+    [
+        ((403, {"error": "moderated"}), "moderated"),
+        ((500, b"oops"), "oops"),
+        ((200, {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}), "null"),
+        ((200, {"choices": [{"message": {"content": "3"}, "finish_reason": "abort"}]}), "abort"),
+        ((200, {"choices": [{"message": {"content": "3"}, "finish_reason": "content_filter"}]}), "filter"),
+    ],
+)
+def test_a_task_without_an_answer_is_invalid_and_an_outage_ends_the_run(behind, serve, tmp_path, sent, words):
+    server = serve(lambda text, n: sent if "Question 2" in text else "#### 2")
+    summary, told = behind(server)
+    assert (summary["accuracy"], summary["n"], summary["n_invalid"]) == (1.0, 4, 1)
+    assert words in told and summary["replied"]["model"] == ["m"] and told.count("WARNING") == 0
+    rows = rlmt_data.read_log(tmp_path / "run" / "rows.jsonl")
+    assert rows[2]["response"] is None and words in rows[2]["invalid"]
+    if "filter" not in words:  # what is filtered is an answer of the server
+        server.behave = lambda text, n: sent
+        summary, told = behind(server, "--overwrite", code=2)
+        assert words in told and not summary
+
+
+def test_a_refused_parameter_is_named_and_left_out_by_a_flag(behind, serve):
+    server = serve(lambda text, n: "#### 2")
+    server.refuses = "seed"
+    summary, told = behind(server, "--samples", 4, code=2)
+    assert "seed is not supported" in told and "--omit" in told and len(server.requests) <= 5
+    summary, _ = behind(server, "--samples", 4, "--omit", "seed", "--overwrite")
+    assert (summary["accuracy"], summary["n"], len(server.requests)) == (1.0, 16, 5 + 16)
 
 
 # --- everything is checked before it costs

@@ -72,11 +72,15 @@ DRAFT = '{"score": "2"} no, better'
         (f"<think>{DRAFT}", "length", None),
         (DRAFT, "length", None),  # the template opened the thinking
         (f"<|channel|>analysis<|message|>{DRAFT}", "stop", None),
+        (f"<think>a</think><think>{DRAFT}", "stop", None),
+        (f"Let me see.\n<think>\n{DRAFT}", "stop", None),
+        (f"{DRAFT}</think>", "stop", None),
         (f'<think>a</think>{DRAFT} {{"score": "7"}}', "stop", None),
         ('{"score":"1', "length", None),  # cut from 10
         ('{"score":"1', "stop", None),
         ('{"score": 1', "stop", None),
         ('{"score": "7"}', "length", None),
+        ('{"score": "7"}', "content_filter", None),
     ],
 )
 def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path, text, finish_reason, mark):
@@ -302,7 +306,11 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     )
     # a mark of -5 would be worth 25 of 20, and is dropped
     assert out["overall_paper"] == pytest.approx((15 + 55 + 50) / 3)
-    assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
+    assert out["rows"][1]["invalid"] == "incomplete: marks of 2 of 3 criteria"
+    some = "Coherent: 3\nMeandering: 4"
+    (creative / "criteria.txt").write_text("\n".join([*CRITERIA[:2], "Style", "Pace", CRITERIA[2]]))
+    with pytest.raises(ValueError, match="incomplete: marks of 2 of 5"):  # the last is there
+        creativewriting3.parse_reply(some, creative)
     # over prompts, of which there is one: its iterations are no further tasks
     assert out["overall_interval"] == [50, 50]
 
@@ -374,15 +382,18 @@ def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, server):
     (tmp_path / "gamed.csv").write_text(header + "".join(lines))
     alpaca = ("alpacaeval2", *judge, "--data", tmp_path)
     for protocol, won in (("official", 1.75), ("paper", 2.0)):
-        run(*alpaca, "--protocol", protocol, "--out", tmp_path / protocol)
+        told = run(*alpaca, "--protocol", protocol, "--out", tmp_path / protocol)
         for i, row in enumerate(read_log(tmp_path / protocol / "rows.jsonl")):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
+    assert told.count("longer was asked, m replies") == 1
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
+    assert summary["replied"] == {}  # that server does not say
     server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
     run(*alpaca, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
-    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
+    summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
+    assert (summary["n_invalid"], summary["replied"]["judge"]) == (10, ["m"])
     index = [row for row in csv.DictReader(open(tmp_path / "runs.csv")) if row["run"] == "prose"]
     assert {row["metric"]: row["value"] for row in index} == dict.fromkeys(
         BENCHMARKS["alpacaeval2"].metrics, ""

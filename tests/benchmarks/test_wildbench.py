@@ -122,6 +122,12 @@ def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():
     assert out["wb_reward"] == pytest.approx(100 * (0.5 - 1) / 5)
     assert (out["n"], out["n_invalid"], out["n_skipped"], out["n_empty"]) == (5, 0, 3, 2)
     assert out["groups"] == {"Math & Data Analysis": pytest.approx(-25)}  # of the two that were compared
+    none = {"id": 6, "choice": None, "skipped": "empty"} | common | {"output_len": None}
+    for protocol in ("official", "paper"):  # the endpoint gave no answer, so there is none to score
+        out = wildbench.score_verdicts(rows, "reward", protocol)
+        without = wildbench.score_verdicts([*rows, none], "reward", protocol)
+        assert (without["wb_reward"], without["n_empty"]) == (out["wb_reward"], 2)
+        assert without["n_invalid"] == out["n_invalid"] + 1
     out = wildbench.score_verdicts(rows, "reward", "paper")  # judges all of them
     assert out["wb_reward"] == pytest.approx(100 * (0.5 - 1 - 1 - 1 + 1) / 5) and out["n_skipped"] == 0
     # a mark of an empty answer counts in the score, but not in the groups

@@ -42,13 +42,16 @@ def test_mark(judge):
         "j": '{"mark": 3} {"mark": 9}',
         "k": '<think>{"mark": 7}</think> I cannot say.',
         "l": "[" * 5000,
+        "o": '<think>Perhaps {"mark": 7}',
+        "p": '<think>a</think>\n<think>Perhaps {"mark": 7}',
+        "q": '<|channel|>analysis<|message|>{"mark": 7}',
         "m": (500, b"oops"),
         "n": (400, b"no"),
     }
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name) for name in replies] + [row("  "), row("a", gets_floor=True)]
     # an empty response is worth less than any mark; what gets a floor is judged by nobody
-    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0] + [None] * 10 + [0.0, None]
+    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0] + [None] * 13 + [0.0, None]
     assert "Q?" in client.server.requests[0][0]["messages"][0]["content"]
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -108,8 +107,8 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
 
     calls = Counter(server.calls)
     assert values_of_tasks(store, server.url) == values
-    refused = set(TASKS[100::150])  # HTTP 400 is free
-    assert {task for task in TASKS if server.calls[task] > calls[task]} == refused
+    no_answer = {*TASKS[50::150], *TASKS[100::150]}  # of these nothing is stored
+    assert {task for task in TASKS if server.calls[task] > calls[task]} == no_answer
     assert server.most <= 32
 
 
@@ -121,12 +120,21 @@ BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and
     "unclosed thinking": (completion("<think> 9", "length"), "<think> 9", 1),
     "cut off in its reasoning": (completion(None, "length", reasoning_content="9"), "", 1),
     "no usage, no reason": ((200, {"choices": [{"message": {"content": "7"}}]}), "7", 1),
-    "content filter": (completion("7", "content_filter"), "no text", 1),
-    "content null": (completion(None, refusal="I will not"), "I will not", 1),
-    "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 1),
+    "no number in usage": ((200, {**completion("7")[1], "usage": {"prompt_tokens": "n/a"}}), "7", 1),
+    "another model": ((200, {**completion("7")[1], "model": ["other"]}), "7", 1),
+    "content filter": (completion("7", "content_filter"), "filtered", 1),
+    "refusal": (completion(None, refusal="I will not"), "I will not", 1),
+    "content null": (completion(None), "no completion", 3),
+    "blank": (completion(" \n"), "no completion", 3),
+    "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
+    "finish_reason abort": (completion("7", "abort"), "no completion", 3),
+    "tool call": (completion(None, "tool_calls", tool_calls=[{}]), "no completion", 3),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
     "no choices": ((200, {"choices": []}), "no completion", 3),
-    "content that is no text": (completion({"score": 7}), "no completion", 3),
+    "content in parts": (completion([{"type": "text", "text": "7"}]), "no completion", 3),
+    "parts cut off": (completion([{"type": "text", "text": "7"}], "length"), "no completion", 3),
+    "a thousand brackets": ((200, b"[" * 99_999), "no completion", 3),
+    "event stream": ((200, b'data: {"choices": []}\n\ndata: [DONE]'), "[DONE]", 3),
     "error in 200": ((200, {"error": {"message": "upstream"}}), "upstream", 3),
     "cut JSON": (Fault("truncated JSON"), "no completion", 3),
     "HTML": ((200, b"<html>Sign in</html>"), "Sign in", 3),
@@ -136,7 +144,7 @@ BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and
     "429": (Fault("429"), "slow down", 3),
     "500": (Fault("500"), "HTTP 500: <html>oops</html>", 3),
     "403 for one task": ((403, {"error": {"message": "moderated"}}), "HTTP 403", 1),
-    "too long": (SERVER_ERROR, "HTTP 400", 1),
+    "too long": (SERVER_ERROR, "--omit NAME", 1),
 }
 
 
@@ -258,28 +266,18 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
         assert OTHER_KEY not in text
 
 
-# --- a tested model behind an endpoint
+# --- a vLLM server that is asked by token ids
 
 
-def answer(server, run, *prompts, n_samples=1, **flags):
-    """Returns the generation rows of the function that the evaluation scripts use."""
-    from benchmarks import shared  # slow to import; the client that is killed does without
+@pytest.mark.parametrize("sent", [b"<html>Sign in</html>", {"choices": []}, completion("7", "abort")[1]])
+def test_token_ids_that_do_not_come_end_the_run_with_the_server_s_words(serve, exits, sent):
+    from rlmt.sampler import Sampling  # slow to import
+    from rlmt.vllm import Server
 
-    args = {
-        "model": "m",
-        "model_url": server.url,
-        "think_format": "auto",
-        "chat_template_args": (),
-        "top_p": 1.0,
-    }
-    args |= {"max_tokens": 9, "max_thinking_tokens": 0, "concurrency": 1, "key_env": (), "seed": 0, **flags}
-    tasks = []
-    for text in prompts:
-        for sample in range(n_samples):
-            messages = [{"role": "user", "content": text}]
-            tasks.append({"id": f"{text} {sample}", "sample": sample, "messages": messages})
-    run.mkdir(exist_ok=True)
-    return shared.generate_answers(SimpleNamespace(**args), tasks, 0.0, run)
+    server = Server("m", serve(lambda text, n: (200, sent)).url)
+    told = exits(list, server.complete({0: [1]}, {}, Sampling(1.0, 9), [2]))
+    words = sent.decode() if isinstance(sent, bytes) else json.dumps(sent)
+    assert f"no completion in HTTP 200: {words}" in told
 
 
 if __name__ == "__main__":  # the client that is killed
