@@ -271,10 +271,12 @@ def load_trained(
         else:
             rows_of = None
             if token_ids and not is_sharded_launch():  # FSDP2 shards no single rows
-                embeddings = {model.get_input_embeddings(), model.get_output_embeddings()}
+                embeddings = [model.get_input_embeddings()]
+                lm_head = model.get_output_embeddings()
+                # peft trains the rows of a tied head with those of the embeddings, and would drop a bias
+                if lm_head.weight is not embeddings[0].weight and lm_head.bias is None:
+                    embeddings.append(lm_head)
                 names = [name for name, module in model.named_modules() if module in embeddings]
-                if config.get_text_config().tie_word_embeddings:
-                    del names[1:]  # peft trains the rows of the tied head with them
                 rows_of = dict.fromkeys(names, token_ids)
             lora = LoraConfig(
                 task_type=task_type,
@@ -285,13 +287,13 @@ def load_trained(
                 modules_to_save=head or None,
                 trainable_token_indices=rows_of,
             )
-            model = get_peft_model(model, lora)
+            model = or_fail(get_peft_model, model, lora)
         # peft gives the adapter the dtype of the frozen weights
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.data = weight.data.float()
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        or_fail(model.gradient_checkpointing_enable, gradient_checkpointing_kwargs={"use_reentrant": False})
     model.eval()
     for module in model.modules():
         # which works in training mode only, of the module that has it
@@ -452,7 +454,7 @@ class Policy(nn.Module):
         hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
         targets = input_ids[:, -n_completion:][is_token]
         head = causal_lm.get_output_embeddings()
-        bias = getattr(head, "original_module", head).bias  # peft wraps a head of which it trains rows
+        bias = getattr(head, "bias", None)  # peft's wrapper of a head has none
 
         tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
         compute = self._logprobs_of_chunk
@@ -529,7 +531,7 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
         fail(
             f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
             f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
-            "Policy in rlmt/model.py does not know; take another model"
+            "Policy in rlmt/model.py does not know; try --no-gradient-checkpointing, or take another model"
         )
 
 
