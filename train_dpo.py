@@ -69,7 +69,6 @@ from rlmt.model import (
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
-    longest_first,
     micro_batches,
     set_cosine_rate,
     start_accelerator,
@@ -274,12 +273,9 @@ class Pair:
         return 2 * len(self.prompt_ids) + len(self.chosen_ids) + len(self.rejected_ids)
 
 
-def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns the tokens of a pair's two prompts, and of its two completions with the shorter one padded.
-
-    micro_batches reckons with these two lengths.
-    """
-    return 2 * len(pair.prompt_ids), 2 * pair.longest
+def length_of(pair: Pair) -> int:
+    """Returns the tokens of a pair's two texts, with the shorter one padded, as micro_batches counts them."""
+    return 2 * (len(pair.prompt_ids) + pair.longest)
 
 
 def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict], list[dict]]:
@@ -505,10 +501,10 @@ def deal_all(pairs: list[Pair], accelerator) -> list[Pair]:
 
     Copies of weight 0 fill up the last shares, because every process must make equally many forwards.
     """
-    filled = longest_first(pairs, lengths_of)
+    filled = sorted(pairs, key=length_of, reverse=True)
     while len(filled) % accelerator.num_processes:
         filled.append(dataclasses.replace(filled[-1], weight=0.0))
-    return deal(filled, accelerator, lengths_of)
+    return deal(filled, accelerator, length_of)
 
 
 def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -538,7 +534,7 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     own_logps = []
     model.eval()
     own = deal_all(pairs, accelerator)
-    for members in micro_batches(own, args.micro_batch_tokens, accelerator, lengths=lengths_of):
+    for members in micro_batches(own, args.micro_batch_tokens, accelerator, length=length_of):
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
     model.train()
@@ -558,7 +554,7 @@ def accumulate_gradients(
     The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
     """
     sums = {}
-    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths=lengths_of)
+    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, length=length_of)
     for i, members in enumerate(batches):
         device = accelerator.device
         weights = torch.tensor([pair.weight for pair in members], device=device)
@@ -692,7 +688,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     if round_run.checkpoint:  # its weights are no reference any more; the file has its log-probabilities
         pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
     else:
-        pairs = longest_first(pairs, lengths_of)
+        pairs = sorted(pairs, key=length_of, reverse=True)
         set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
         write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
     timer.end("reference")

@@ -52,6 +52,7 @@ from rlmt.model import (
     check_finite,
     clip_gradients,
     collate,
+    completion_columns,
     count_tokens,
     gradient_exchange,
     load_learner,
@@ -262,17 +263,12 @@ def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Returns the value (B, T) of the text before each completion token; 0 where there is no token."""
-    mask = batch["completion_mask"]
-    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    output = critic(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        position_ids=positions,
-        use_cache=False,
-    )
+    is_token = batch["completion_mask"].bool()
+    output = critic(input_ids=batch["input_ids"], use_cache=False)
     # the output at a token is the value of the text up to it: the first that we need is the prompt's last
-    values = output.logits[:, -mask.size(1) - 1 : -1, 0]
-    return values.float() * mask
+    is_completion = completion_columns(batch["attention_mask"], batch["completion_mask"])
+    values = output.logits[:, :-1, 0].float()[is_completion[:, 1:]]
+    return torch.zeros_like(is_token, dtype=torch.float32).masked_scatter(is_token, values)
 
 
 @torch.no_grad()

@@ -202,10 +202,9 @@ class Pair:
         return len(self.chosen_ids) + len(self.rejected_ids)
 
 
-def lengths_of(pair: Pair) -> tuple[int, int]:
-    """Returns a pair's tokens for micro_batches: prompt and answer are one text, the shorter side is
-    padded."""
-    return 2 * pair.longest, 0
+def length_of(pair: Pair) -> int:
+    """Returns the tokens of a pair's two sides, with the shorter one padded, as micro_batches counts them."""
+    return 2 * pair.longest
 
 
 def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
@@ -317,7 +316,7 @@ def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Lea
 
 def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, lengths_of)
+    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, length_of)
     scored = []
     for i, members in enumerate(batches):
         sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
@@ -385,7 +384,7 @@ def main(args: Args) -> None:
     with training(run, learners, tokenizer, steps, COLUMNS) as train:
         for step in train.steps():
             members = rows_of_step(pairs, step, args.batch_size, args.seed)
-            own = deal(members, accelerator, lengths_of)
+            own = deal(members, accelerator, length_of)
             rate = set_cosine_rate(optimizer, args.learning_rate, step, steps, args.warmup_ratio)
             metrics = accumulate_gradients(own, model, args, tokenizer.pad_token_id, accelerator)
             metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)

@@ -49,8 +49,8 @@ from rlmt.chat import (
 from rlmt.data import append_jsonl
 from utils import SAFE, check_think_format, compute_dtype, fail, in_one_line, or_fail
 
-# counts the tokens of a row's two parts, which are padded apart
-Lengths = Callable[[object], tuple[int, int]]
+# counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
+Length = Callable[[object], int]
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
 
@@ -319,7 +319,9 @@ def load_learner(
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
     model = load_trained(path, args, folder, token_ids=token_ids)
     model = Policy(model, temperature)  # the loss is of what was sampled, at T
-    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
+    learner = prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
+    check_forward(learner.model, path, accelerator)
+    return learner
 
 
 def to_device(accelerator: Accelerator, model: nn.Module, learns: bool) -> nn.Module:
@@ -394,6 +396,10 @@ class Policy(nn.Module):
     accelerate prepares this wrapper, so that FSDP2 gathers the LM head's weights when the forward needs them.
     """
 
+    # Texts are padded on the right, where causal models read nothing; without a mask they can use the kernels
+    # of flash attention. `check_forward` sets it for all policies if a model needs the mask.
+    reads_mask = False
+
     def __init__(self, model: nn.Module, temperature: float):
         super().__init__()
         self.model = model
@@ -432,7 +438,7 @@ class Policy(nn.Module):
         """Returns log-probabilities and entropies (B, T) of completion tokens in nats; 0 on padding.
 
         Args:
-            input_ids, attention_mask: (B, prompt + T), prompts padded on the left, completions on the right.
+            input_ids, attention_mask: (B, prompt + T), padded on the right.
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
             extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
@@ -441,18 +447,14 @@ class Policy(nn.Module):
         causal_lm = self.model
         if has_adapter(causal_lm):
             causal_lm = causal_lm.get_base_model()
-        n_completion = completion_mask.size(1)
-        # from 0 at a prompt's first token, wherever the padding on its left ends
-        position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-        output = causal_lm.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-        )
+        mask = attention_mask if self.reads_mask else None
+        output = causal_lm.base_model(input_ids=input_ids, attention_mask=mask, use_cache=False)
 
         # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
-        # padding is left out before the head, whose logits are most of a small model's memory
-        is_token = completion_mask.bool()
-        hidden = output.last_hidden_state[:, -n_completion - 1 : -1][is_token]
-        targets = input_ids[:, -n_completion:][is_token]
+        # prompts and padding are left out before the head, whose logits are most of a small model's memory
+        is_completion = completion_columns(attention_mask, completion_mask)
+        hidden = output.last_hidden_state[:, :-1][is_completion[:, 1:]]
+        targets = input_ids[is_completion]
         head = causal_lm.get_output_embeddings()
         bias = getattr(head, "bias", None)  # peft's wrapper of a head has none
 
@@ -467,6 +469,7 @@ class Policy(nn.Module):
             chunks.append(compute(hidden[chunk], head.weight, bias, targets[chunk], entropy_gradient, extra))
 
         # back from (N,) to (B, T)
+        is_token = completion_mask.bool()
         zeros = torch.zeros(is_token.shape, dtype=chunks[0][0].dtype, device=input_ids.device)
         return tuple(
             zeros.masked_scatter(is_token, torch.cat(values)) for values in zip(*chunks, strict=True)
@@ -496,20 +499,35 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None:
-    """Exits with 2 if Policy's log-probabilities are not those of transformers' own forward.
+    """Compares Policy's log-probabilities with those of transformers' own forward.
 
-    Two rows go through Policy as a micro-batch of training, padded, and through transformers one by one. A
-    model differs that drops out, reads padding, or changes its logits in a way that Policy does not know.
+    If they differ without an attention mask, all policies get one; exits with 2 if they differ with it too,
+    as of models that drop out, or scale their logits in a way that Policy does not know.
+    """
+    gap, allowed = _forward_gap(model, accelerator)
+    if gap > allowed:
+        Policy.reads_mask = True
+        gap, allowed = _forward_gap(model, accelerator)
+    if not gap <= allowed:
+        fail(
+            f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
+            f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
+            "Policy in rlmt/model.py does not know; try --no-gradient-checkpointing, or take another model"
+        )
+
+
+def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, float]:
+    """Returns by how many nats per token Policy and transformers differ, and what rounding explains.
+
+    Two rows go through Policy as a micro-batch of training, and through transformers one by one.
     """
     policy = getattr(model, "module", model)  # DDP has it there
-    if not isinstance(policy, Policy):
-        return
-    lengths = [(5, 12), (9, 7)]  # of prompt and completion: both sides are padded
+    lengths = [(5, 12), (9, 7)]  # of prompt and completion
     rows = [torch.arange(11, 11 + 7 * sum(pair), 7).tolist() for pair in lengths]  # any ids will do
     prompts = [row[:n_prompt] for row, (n_prompt, _) in zip(rows, lengths)]
     completions = [row[n_prompt:] for row, (n_prompt, _) in zip(rows, lengths)]
-    batch = collate_ids(prompts, completions, 0, accelerator.device)
-    logprobs, _ = model(**batch)
+    logprobs, _ = model(**collate_ids(prompts, completions, 0, accelerator.device))
+
     in_training_mode = [module for module in policy.modules() if module.training]
     policy.eval()
     gaps = []
@@ -520,19 +538,20 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
         with accelerator.autocast():
             expected = policy.plain_logprobs(ids)[0, n_prompt - 1 :]
             rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
-        gaps.append((found[:n_completion] - expected).abs().mean())
-        noise.append((rounded - expected).abs().mean())
+        gaps.append((found[:n_completion] - expected).abs().mean().item())
+        noise.append((rounded - expected).abs().mean().item())
     for module in in_training_mode:
         module.training = True
-    gap = max(gaps).item()
-    in_bfloat16 = accelerator.mixed_precision == "bf16"
-    allowed = max(0.05 if in_bfloat16 else 1e-4, 3 * max(noise).item())
-    if not gap <= allowed:
-        fail(
-            f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
-            f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
-            "Policy in rlmt/model.py does not know; try --no-gradient-checkpointing, or take another model"
-        )
+    rounding = 0.05 if accelerator.mixed_precision == "bf16" else 1e-4
+    return max(gaps), max(rounding, 3 * max(noise))
+
+
+def completion_columns(attention_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
+    """Returns where a completion's tokens are in `input_ids` (B, prompt + T); `completion_mask` is (B, T)."""
+    ends = attention_mask.sum(1, keepdim=True)
+    starts = ends - completion_mask.sum(1, keepdim=True)
+    columns = torch.arange(attention_mask.size(1), device=attention_mask.device)
+    return (columns >= starts) & (columns < ends)
 
 
 def reference_dtype(dtype: str = "auto") -> str:
@@ -581,46 +600,37 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def n_tokens_of(completion) -> int:
     """Returns the tokens of prompt and completion."""
-    return sum(lengths_of(completion))
+    return len(completion.prompt_ids) + len(completion.ids)
 
 
-def lengths_of(completion) -> tuple[int, int]:
-    """Returns the tokens of the prompt and those of the completion, which `collate` pads apart."""
-    return len(completion.prompt_ids), len(completion.ids)
-
-
-def longest_first(rows: list, lengths: Lengths = lengths_of) -> list:
-    """Returns rows by their tokens."""
-    return sorted(rows, key=lambda row: sum(lengths(row)), reverse=True)
-
-
-def deal(rows: list, accelerator: Accelerator, lengths: Lengths = lengths_of) -> list:
+def deal(rows: list, accelerator: Accelerator, length: Length = n_tokens_of) -> list:
     """Returns this process's share of a step's rows; the shares have about equally many tokens."""
-    return longest_first(rows, lengths)[accelerator.process_index :: accelerator.num_processes]
+    rows = sorted(rows, key=length, reverse=True)
+    return rows[accelerator.process_index :: accelerator.num_processes]
 
 
 def micro_batches(
     rows: list,
     max_tokens: int,
     accelerator: Accelerator | None = None,
-    lengths: Lengths = lengths_of,
+    length: Length = n_tokens_of,
 ) -> list[list]:
     """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
-    Prompts, completions and the padding of both count. A longer row is a micro-batch by itself. All processes
+    Prompts, completions and padding count. A longer row is a micro-batch by itself. All processes
     get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
     """
-    rows = longest_first(rows, lengths)
-    n_batches = len(_chunks(rows, max_tokens, lengths))
+    rows = sorted(rows, key=length, reverse=True)
+    n_batches = len(_chunks(rows, max_tokens, length))
     if accelerator is not None:  # as many as the process that needs most
         n_batches = accelerator.gather(torch.tensor([n_batches], device=accelerator.device)).max().item()
 
     def suffices(limit: int) -> bool:
-        return len(_chunks(rows, limit, lengths)) <= n_batches
+        return len(_chunks(rows, limit, length)) <= n_batches
 
     # the largest micro-batch, which sets the peak of memory, is as small as can be
-    smallest_limit = bisect_left(range(_padded_tokens(rows, lengths)), True, key=suffices)
-    batches = _chunks(rows, smallest_limit, lengths)
+    smallest_limit = bisect_left(range(len(rows) * length(rows[0])), True, key=suffices)
+    batches = _chunks(rows, smallest_limit, length)
     while len(batches) < n_batches:  # this process needs fewer: it cuts its largest ones
         largest = max(batches, key=len)
         middle = len(largest) // 2
@@ -629,17 +639,11 @@ def micro_batches(
     return batches
 
 
-def _padded_tokens(rows: list, lengths: Lengths) -> int:
-    """Returns the tokens of rows whose two parts are padded to the longest ones."""
-    pairs = [lengths(row) for row in rows]
-    return len(rows) * sum(map(max, zip(*pairs)))
-
-
-def _chunks(rows: list, max_tokens: int, lengths: Lengths) -> list[list]:
-    """Cuts rows into chunks of consecutive ones; padded, each chunk of several has at most `max_tokens`."""
+def _chunks(rows: list, max_tokens: int, length: Length) -> list[list]:
+    """Cuts rows, longest first, into chunks; padded, each chunk of several has at most `max_tokens`."""
     chunks = []
     for row in rows:
-        if chunks and _padded_tokens([*chunks[-1], row], lengths) <= max_tokens:
+        if chunks and (len(chunks[-1]) + 1) * length(chunks[-1][0]) <= max_tokens:
             chunks[-1].append(row)
         else:
             chunks.append([row])
@@ -647,7 +651,7 @@ def _chunks(rows: list, max_tokens: int, lengths: Lengths) -> list[list]:
 
 
 def collate(completions: list, pad_token_id: int, device) -> dict[str, torch.Tensor]:
-    """Makes tensors of a micro-batch; all completions begin in the same column.
+    """Makes tensors of a micro-batch.
 
     Returns what `collate_ids` does, and (B, T) each: policy_mask, which is 1 on the policy's tokens, 0 on
     padding and on the user's turns; advantages, 0 where a loss_mask is; and, if completions have them, the
@@ -672,21 +676,17 @@ def collate_ids(
 ) -> dict[str, torch.Tensor]:
     """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
 
-    Prompts are padded on the left, completions on the right, so all completions begin in the same column.
+    Prompt and completion are one text, padded on the right.
     """
-    width = max(map(len, prompt_ids))  # the column in which all completions begin
     rows = []
-    masks = []
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
-        n_left = width - len(prompt)
-        rows.append(torch.tensor([pad_token_id] * n_left + prompt + completion))
-        masks.append(torch.tensor([0] * n_left + [1] * (len(prompt) + len(completion))))
-    mask = pad_sequence(masks, batch_first=True).to(device)
-    return {
-        "input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id).to(device),
-        "attention_mask": mask,
-        "completion_mask": mask[:, width:],
-    }
+        rows.append(torch.tensor(prompt + completion))
+    masks = {"attention_mask": rows, "completion_mask": completion_ids}
+    batch = {"input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id).to(device)}
+    for name, texts in masks.items():
+        ones = [torch.ones(len(text), dtype=torch.long) for text in texts]
+        batch[name] = pad_sequence(ones, batch_first=True).to(device)
+    return batch
 
 
 def pad(rows: list[list[float]]) -> torch.Tensor:

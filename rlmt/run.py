@@ -49,7 +49,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
-from rlmt.model import Learner, check_forward, is_sharded_launch
+from rlmt.model import Learner, is_sharded_launch
 from utils import fail, or_warn
 
 # --- 1. arguments
@@ -716,8 +716,6 @@ def training(*parts, **options) -> Iterator[Training]:
     """
     _hold_process_group()
     train = Training(*parts, **options)
-    for learner in train.learners.values():
-        check_forward(learner.model, train.run.args.model, train.run.accelerator)
     before = signal.signal(signal.SIGTERM, train.on_sigterm)  # launchers and schedulers send it
     try:
         yield train

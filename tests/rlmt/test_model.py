@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from accelerate.state import AcceleratorState
 from transformers import (
     AutoModelForCausalLM,
@@ -154,13 +155,15 @@ SOFTCAP = 3.0  # of a Gemma 2
 
 
 def direct(model, batch: tuple, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns log-probabilities and entropies (B, T) of the completions from all logits."""
-    ids, attention_mask, completion_mask = batch
-    n = completion_mask.size(1)
-    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    logits = model(ids, attention_mask=attention_mask, position_ids=positions).logits[:, -n - 1 : -1]
-    logprobs = (SOFTCAP * torch.tanh(logits / SOFTCAP) / temperature).log_softmax(-1)
-    return logprobs.gather(-1, ids[:, -n:, None])[..., 0], -(logprobs.exp() * logprobs).sum(-1)
+    """Returns log-probabilities and entropies (B, T) of the completions from all logits, one row at a time."""
+    rows = []
+    for ids, attention_mask, completion_mask in zip(*batch):
+        ids = ids[: attention_mask.sum()]
+        n = completion_mask.sum()
+        logits = model(ids[None]).logits[0, -n - 1 : -1]
+        every = (SOFTCAP * torch.tanh(logits / SOFTCAP) / temperature).log_softmax(-1)
+        rows.append((every.gather(-1, ids[-n:, None])[:, 0], -(every.exp() * every).sum(-1)))
+    return tuple(pad_sequence(values, batch_first=True) for values in zip(*rows))
 
 
 @pytest.mark.parametrize("at_once", [2**27, 283 * 7])
@@ -204,16 +207,16 @@ def test_statistics_of_entropy(base, completions):
 @pytest.mark.parametrize("n_others", [1, 8])
 def test_micro_batches_are_the_best_cut(max_tokens, n_others):
     """A smaller limit would make more of them; there are as many as another process has, if it has more."""
-    rows = [(60, 30), (5, 35), (35, 5), (10, 20), (6, 6), (1, 4), (4, 1), (0, 1)]
-    alone = policy.micro_batches(rows, max_tokens, lengths=tuple)
+    rows = [90, 40, 40, 30, 12, 5, 5, 1]
+    alone = policy.micro_batches(rows, max_tokens, length=int)
     assert sum(alone, []) == rows
-    padded = [len(batch) * sum(map(max, zip(*batch))) for batch in alone]
+    padded = [len(batch) * max(batch) for batch in alone]
     assert all(n <= max_tokens or len(batch) == 1 for n, batch in zip(padded, alone))
-    assert len(policy.micro_batches(rows, max(padded) - 1, lengths=tuple)) > len(alone) or max(padded) == 90
+    assert len(policy.micro_batches(rows, max(padded) - 1, length=int)) > len(alone) or max(padded) == 90
 
     # stands for a launch in which another process has `n_others`
     two = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([own.item(), n_others]))
-    batches = policy.micro_batches(rows, max_tokens, two, tuple)
+    batches = policy.micro_batches(rows, max_tokens, two, int)
     assert len(batches) == max(n_others, len(alone))
     assert sorted(sum(batches, [])) == sorted(rows)
 

@@ -20,7 +20,7 @@ from trl import DPOConfig, DPOTrainer
 from data.toy import world
 from rlmt.chat import encode_completion, encode_prompt
 from rlmt.data import read_log, write_jsonl
-from rlmt.model import Policy, longest_first, start_accelerator
+from rlmt.model import Policy, start_accelerator
 import train_dpo
 from train_dpo import Pair, build_pairs, load_pairs
 
@@ -147,7 +147,7 @@ def test_loss_gradient_and_metrics_are_trls(trl, micro_batch_tokens):
     """Of one pair a forward, two or so, all at once."""
     accelerator = start_accelerator()
     args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
-    pairs = longest_first([dataclasses.replace(pair) for pair in PAIRS], train_dpo.lengths_of)
+    pairs = sorted(map(dataclasses.replace, PAIRS), key=train_dpo.length_of, reverse=True)
     model = Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
     train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
     perturb(model)
