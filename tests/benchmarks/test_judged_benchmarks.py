@@ -121,16 +121,6 @@ def test_alpacaeval2_published(model, tmp_path):
     assert (out["n"], out["n_invalid"], out["n_missing"], len(out["rows"])) == (805, 0, 0, 805)
 
 
-def test_alpacaeval2_paper_variant_by_hand(monkeypatch):
-    monkeypatch.setattr(alpacaeval2, "REFITS", 200)
-    wins, delta = np.array([1, 1, 1, 0] * 50), np.zeros(200)
-    assert abs(alpacaeval2.paper_length_control(wins, delta) - 75) < 0.6  # C = 1 pulls a little to 50
-    # 1.96 times sqrt(0.75 * 0.25 / 200) is 6 %
-    assert alpacaeval2.paper_interval(wins, delta) == pytest.approx([69, 81], abs=1.5)
-    wins = np.array([1, 0] * 50)  # it wins exactly when it is longer: at equal length nothing is left
-    assert abs(alpacaeval2.paper_length_control(wins, np.where(wins, 30.0, -30.0)) - 50) < 1e-3
-
-
 @pytest.mark.parametrize(
     "text, winner",
     [

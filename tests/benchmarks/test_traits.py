@@ -167,11 +167,3 @@ def test_a_known_difference_gives_the_known_win_rates(serve, tmp_path):
     assert (out["n"], out["n_left_out"], out["n_invalid"]) == (28, 0, 0)
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
     assert {line["metric"]: float(line["value"]) for line in index} == pytest.approx(rates)
-
-    # the traits of that run, without the prompts that it took them from
-    chosen = str(tmp_path / "run" / "traits.json")
-    swapped_files = {"generations": files["baseline"], "baseline": files["generations"]}
-    again = run(serve(counting_judge), tmp_path / "swapped", swapped_files, traits=chosen)
-    assert again["n"] == 28
-    swapped = {name: 1 - numbers["win_rate"] for name, numbers in again["traits"].items()}
-    assert swapped == pytest.approx(rates)

@@ -317,18 +317,6 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
     assert (index[0]["n"], index[0]["judge"], index[1]["n"]) == ("16", "longer", "8")  # verdicts; completions
 
 
-def test_replies_without_a_verdict_leave_no_headline(server, evaluate, tmp_path):
-    """Prose, then a mark that the limit cut off: no reply is scored, and each is asked for four times."""
-    words = [*MODEL, "--mode", "score", "--judge", "m", "--judge-url", server.url]
-    server.behave = lambda text, n: "I cannot say."
-    done = evaluate(*words, "--out", tmp_path / "none", ok=False)
-    assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
-    cut_off = {"message": {"content": '{"score": "1"}'}, "finish_reason": "length"}
-    server.behave = lambda text, n: (200, {"choices": [cut_off]})
-    done = evaluate(*words, "--seed", 1, "--out", tmp_path / "cut", ok=False)
-    assert done.returncode == 2 and "none of 8 verdicts can be read" in done.stderr
-
-
 def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its
     attempts."""

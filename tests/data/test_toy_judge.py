@@ -93,19 +93,6 @@ def test_the_stated_share_of_verdicts_is_wrong_and_stays_so(ask):
     assert noisy == ask(judged.rubric, rows[:40], 0.1) != ask(judged.rubric, rows[:40])
 
 
-def test_rubric_prompts_are_the_rl_prompts_with_their_criteria():
-    rows = toy_judge.rubric_prompts(50, 0)
-    world = toy_world.write_files(
-        toy_world.Args(n_traces=1, n_prompts=50, n_pairs=1, n_tasks=1, n_held_out=1)
-    )["rl_prompts"]
-    assert [r["messages"] for r in rows] == [r["messages"] for r in world]
-    for r in rows:
-        order = toy_world.read_prompt(r["messages"][0]["content"])
-        asked = [criterion["criterion"] for criterion in r["rubric"]]
-        assert len(judged.read_rubric(r)) == len(CHECKS) and "{" not in str(asked)
-        assert f"No dish contains {order.avoid}." in asked
-
-
 ASK = """
 import json, sys
 from rlmt.endpoint import Endpoint

@@ -4,12 +4,9 @@ the sandbox agree."""
 import json
 import random
 
-import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import verified
-from data.toy import models, programs
+from data.toy import programs
 
 STEPS = [("+", 3), ("*", 2)]
 MESSAGES = [{"role": "user", "content": "Hello! Take x, then add 3, then double it."}]
@@ -40,24 +37,6 @@ def rows():
     return programs.write_files(programs.Args(n_traces=300, n_prompts=200, n_tasks=200))
 
 
-@pytest.mark.parametrize(
-    "text, steps, first, last",
-    [
-        ("Take x, then add 3, then double it.", STEPS, 6, -2),
-        ("Hi! Please take x, then double it, then put 3 on top.", [("*", 2), ("+", 3)], 3, -5),
-        (
-            "I have x, then take 20 from it, then triple it, then add 7.",
-            [("-", 20), ("*", 3), ("+", 7)],
-            -53,
-            -65,
-        ),
-    ],
-)
-def test_prompts_by_hand(text, steps, first, last):
-    assert programs.read_prompt(text) == steps
-    assert (programs.apply(steps, 0), programs.apply(steps, -4)) == (first, last)
-
-
 def test_the_teacher_by_hand():
     rng = random.Random(0)
     assert programs.solve(STEPS, 0.0, rng) == ("x + 3 then (x + 3) * 2", "def f(x): return (x + 3) * 2")
@@ -66,14 +45,6 @@ def test_the_teacher_by_hand():
     assert programs.solve(steps, 0.0, rng)[1] == "def f(x): return (x * 2 - 1) * 3"
     # no brackets are needed
     assert programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
-
-
-def test_a_careful_teacher_is_right_and_the_usual_one_is_not_where_parentheses_matter():
-    for slips, low, high in ((0.0, 1.0, 1.0), (0.6, 0.6, 0.75), (1.0, 0.4, 0.6)):
-        args = programs.Args(n_traces=500, n_prompts=1, n_tasks=1, slips=slips)
-        traces = programs.write_files(args)["code_traces"]
-        share = sum(programs.gold(r["messages"], r["response"]) for r in traces) / len(traces)
-        assert low <= share <= high, slips
 
 
 def sandbox_row(response: str) -> dict:
@@ -113,24 +84,3 @@ def test_splits_are_apart_and_the_tests_are_right():
         # every program is linear, so f(0) and f(1) say all
         f_0, f_1 = [int(test.rpartition("== ")[2]) for test in row["tests"][:2]]
         assert row["tests"] == [f"assert f({n}) == {f_0 + n * (f_1 - f_0)}" for n in (0, 1, 7, -4)]
-
-
-def test_the_base_model_gets_the_words_and_keeps_its_own(tmp_path):
-    base = "data/toy/base"
-    models.extend_base(base, tmp_path / "base", programs.sample_texts())
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
-    before = AutoTokenizer.from_pretrained(base)
-    for split in rows().values():
-        for row in split:
-            parts = [row["messages"][0]["content"], row.get("thinking", ""), row.get("response", "")]
-            text = "\n".join(parts)
-            ids = tokenizer(text)["input_ids"]
-            assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids) == text
-    assert {word: tokenizer.get_vocab()[word] for word in before.get_vocab()} == before.get_vocab()
-    assert tokenizer.special_tokens_map == before.special_tokens_map
-    old = AutoModelForCausalLM.from_pretrained(base).get_input_embeddings().weight
-    new = AutoModelForCausalLM.from_pretrained(tmp_path / "base").get_input_embeddings().weight
-    assert len(new) == len(tokenizer) > len(old) and torch.equal(new[: len(old)], old)
-    assert new[len(old) :].std().item() == pytest.approx(old.std().item(), rel=0.1)
-    text = "Hello! The budget is 20 dollars."
-    assert tokenizer(text)["input_ids"] == before(text)["input_ids"]

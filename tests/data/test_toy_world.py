@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from data.toy import models as toy_models
 from data.toy import world as toy_world
-from data.toy.world import NO_SLIPS, TEACHER, Order, check
+from data.toy.world import NO_SLIPS, Order, check
 
 # their prices: 7, fish, 4, 5, 3
 ORDER = Order(("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget=15, word="hats")
@@ -88,18 +88,6 @@ def test_prompts_are_read_back_and_careful_answers_are_perfect():
         assert thinking.startswith(f"Budget {order.budget}, no {order.avoid}.")
     with pytest.raises(ValueError, match="not a toy-world order"):
         toy_world.read_prompt("What is the capital of France?")
-
-
-def test_the_teacher_slips_at_the_stated_rates():
-    rng = random.Random(1)
-    forgot = flattered = 0
-    for _ in range(2000):
-        order = toy_world.sample_order(rng)
-        _, response = toy_world.write_answer(order, TEACHER, rng)
-        forgot += "Remember" not in response
-        flattered += any(phrase in response for phrase in toy_world.FLATTERY)
-    assert forgot / 2000 == pytest.approx(TEACHER["word"], abs=0.04)
-    assert flattered / 2000 == pytest.approx(TEACHER["flatter"], abs=0.04)
 
 
 def test_splits_are_disjoint_and_files_are_the_published_ones():
