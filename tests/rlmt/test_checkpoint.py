@@ -13,9 +13,8 @@ from rlmt.chat import read_trained_as
 from rlmt.checkpoint import copy_model, latest, save_checkpoint, save_model
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator
 from rlmt.run import RunArgs
-from script_runs import weights_of
+from script_runs import BASE, weights_of
 
-BASE = "data/toy/base"
 IDS = torch.arange(5, 25).repeat(2, 1)
 INPUTS = (IDS, torch.ones_like(IDS), torch.ones_like(IDS[:, 10:]))
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -125,15 +124,10 @@ BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and
     "content null": (completion(None, refusal="I will not"), "I will not", 1),
     "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 1),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
-    "no choices": ((200, {"choices": []}), "no completion", 3),
     "content that is no text": (completion({"score": 7}), "no completion", 3),
-    "error in 200": ((200, {"error": {"message": "upstream"}}), "upstream", 3),
-    "cut JSON": (Fault("truncated JSON"), "no completion", 3),
     "HTML": ((200, b"<html>Sign in</html>"), "Sign in", 3),
-    "short body": (Fault("short body"), "no reply in 3 calls", 3),
     "dropped connection": (Fault("reset"), "Connection reset by peer", 3),
     "too slow": (Fault("slow"), "TimeoutError", 3),
-    "429": (Fault("429"), "slow down", 3),
     "500": (Fault("500"), "HTTP 500: <html>oops</html>", 3),
     "403 for one task": ((403, {"error": {"message": "moderated"}}), "HTTP 403", 1),
     "too long": (SERVER_ERROR, "HTTP 400", 1),
@@ -256,30 +250,6 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
     told = exits(judge.ask, ask_for("denied"))
     for text in (repr(replies), repr(judge), told, str(capsys.readouterr()), judge.store.read_text()):
         assert OTHER_KEY not in text
-
-
-# --- a tested model behind an endpoint
-
-
-def answer(server, run, *prompts, n_samples=1, **flags):
-    """Returns the generation rows of the function that the evaluation scripts use."""
-    from benchmarks import shared  # slow to import; the client that is killed does without
-
-    args = {
-        "model": "m",
-        "model_url": server.url,
-        "think_format": "auto",
-        "chat_template_args": (),
-        "top_p": 1.0,
-    }
-    args |= {"max_tokens": 9, "max_thinking_tokens": 0, "concurrency": 1, "key_env": (), "seed": 0, **flags}
-    tasks = []
-    for text in prompts:
-        for sample in range(n_samples):
-            messages = [{"role": "user", "content": text}]
-            tasks.append({"id": f"{text} {sample}", "sample": sample, "messages": messages})
-    run.mkdir(exist_ok=True)
-    return shared.generate_answers(SimpleNamespace(**args), tasks, 0.0, run)
 
 
 if __name__ == "__main__":  # the client that is killed
