@@ -8,19 +8,19 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-FAULTS = [
-    "429",
-    "429 with Retry-After",
-    "500",
-    "503",
-    "truncated JSON",
-    "short body",
-    "prose body",
-    "wrong types",
-    "error in 200",
-    "slow",
-    "reset",
-]
+FAULTS = {  # status, body and headers; None: `Handler.answer` has them
+    "429": (429, {"error": {"message": "slow down"}}),
+    "429 with Retry-After": (429, {"error": {"message": "slow down"}}, [("Retry-After", "0.02")]),
+    "500": (500, b"<html>oops</html>"),
+    "503": (503, {"detail": "overloaded"}),
+    "truncated JSON": (200, b'{"choices": [{"message": {"content"'),
+    "prose body": (200, b"Sorry, the model is being loaded."),
+    "wrong types": (200, {"choices": [{"message": {"content": 9}}]}),
+    "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
+    "short body": None,
+    "slow": None,
+    "reset": None,
+}
 TIMEOUT = 2.0  # seconds; a slow call takes half a second longer
 
 
@@ -89,22 +89,16 @@ class Handler(BaseHTTPRequestHandler):
                 server.now -= 1
 
     def answer(self, server, text, content):
+        if isinstance(content, Fault):
+            content = FAULTS[content] or content
         if isinstance(content, tuple):
             self.send(*content)
             return
-        choice = {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": content},
-            "logprobs": None,
-        }
-        body = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
+        message = {"role": "assistant", "content": content}
+        choice = {"finish_reason": "stop", "message": message, "logprobs": None}
+        body = {"model": "m", "choices": [choice]}
         if server.usage:
-            body["usage"] = {
-                "prompt_tokens": server.usage[0],
-                "completion_tokens": server.usage[1],
-                "total_tokens": 0,
-            }
+            body["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), server.usage))
         whole = json.dumps(body).encode()
         if not isinstance(content, Fault):
             with server.lock:  # before it is sent, because the client may finish first
@@ -118,29 +112,9 @@ class Handler(BaseHTTPRequestHandler):
         elif content == "slow":
             time.sleep(TIMEOUT + 0.5)
             self.send(200, whole)
-        elif content == "short body":
+        else:
             self.close_connection = True
             self.send(200, whole[:-20], length=len(whole))
-        else:
-            self.send(
-                *{
-                    "429": (429, {"error": {"message": "slow down"}}),
-                    "429 with Retry-After": (
-                        429,
-                        {"error": {"message": "slow down"}},
-                        [("Retry-After", "0.02")],
-                    ),
-                    "500": (500, b"<html>oops</html>"),
-                    "503": (503, {"detail": "overloaded"}),
-                    "truncated JSON": (200, whole[:-20]),
-                    "prose body": (200, b"Sorry, the model is being loaded."),
-                    "wrong types": (
-                        200,
-                        {**body, "choices": [{**choice, "message": {"role": "assistant", "content": 9}}]},
-                    ),
-                    "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
-                }[content]
-            )
 
 
 def ask_for(*texts, **kwargs) -> list[dict]:

@@ -3,6 +3,7 @@ downloaded."""
 
 import gzip
 import itertools
+import importlib
 import os
 import runpy
 import shutil
@@ -24,6 +25,7 @@ if "gpu" not in sys.argv:
 import filelock
 import pytest
 import torch
+import tyro
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
@@ -225,6 +227,20 @@ def here(monkeypatch, capfd):
 
 
 @pytest.fixture
+def parse(monkeypatch):
+    """parse(module, words): the arguments of a command, by its script's own parser."""
+
+    def parse(name: str, words: list[str]):
+        module = importlib.import_module(name)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+        if name.startswith(("train_", "eval_", "benchmarks.")):
+            return run.parse_args(module.Args, getattr(module, "PRESETS", {}))
+        return tyro.cli(module.Args)
+
+    return parse
+
+
+@pytest.fixture
 def exits(capsys):
     """exits(function, ...): the error of a call that ends with exit code 2, which is one line, or tyro's
     box."""
@@ -308,30 +324,6 @@ def random_model(family: str):
         if name in saved and tensor.is_floating_point():
             tensor.data += 0.2 * torch.randn_like(tensor)
     return model
-
-
-def learn_by_heart(
-    model, rows: list[tuple[list[int], int]], pad_token_id: int, rate: float, goal: float
-) -> float:
-    """Trains a model on rows (token ids, how many at the start are not learned) to a loss below `goal`.
-
-    Returns the last loss; it gives up after 400 steps.
-    """
-    longest = max(len(ids) for ids, _ in rows)
-    batch = torch.full((len(rows), longest), pad_token_id)
-    labels = torch.full((len(rows), longest), -100)
-    for place, (ids, n_unlearned) in enumerate(rows):
-        batch[place, : len(ids)] = torch.tensor(ids)
-        labels[place, n_unlearned : len(ids)] = torch.tensor(ids[n_unlearned:])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    for _ in range(400):
-        loss = model(batch, labels=labels).loss
-        if loss < goal:
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return loss.item()
 
 
 @pytest.fixture(scope="session")

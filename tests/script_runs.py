@@ -13,11 +13,13 @@ import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import load_file
 
+from launch import ROOT
 from rlmt import checkpoint, run
 from data.toy import world
 from rlmt.data import read_log, write_jsonl
 
-ROOT = Path(__file__).resolve().parent.parent
+BASE = "data/toy/base"
+REWARD_MODEL = "data/toy/reward_model"
 
 
 def write_prompts(path: Path, n: int, **more) -> Path:

@@ -10,11 +10,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from rlmt import model as policies
 from rlmt.model import Learner, Policy, clip_gradients
 from rlmt.sampler import Completion, share_of
+from script_runs import BASE, REWARD_MODEL
 import train_grpo
 import train_ppo
 
-BASE = "data/toy/base"
-REWARD_MODEL = "data/toy/reward_model"
 FLAGS = {"entropy_coef": 0.01, "micro_batch_tokens": 300, "gradient_checkpointing": False}
 
 

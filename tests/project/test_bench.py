@@ -2,14 +2,12 @@
 thing."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from dev import bench
+from conftest import ROOT
+from dev import bench, peers
 from rlmt.data import read_log
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("old", ["", str(ROOT)])
@@ -29,26 +27,12 @@ def test_sft_against_trl_and_another_checkout(old, tmp_path, monkeypatch):
     assert f"**{ratio:.2f}** (once)" in (tmp_path / "table.md").read_text()
 
 
-def test_the_judge_s_client_is_timed(peers, tmp_path, monkeypatch):
+def test_the_judge_s_client_is_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "CALLS", 8)
     monkeypatch.setattr(peers, "IN_FLIGHT", (8,))
     peers.our_judge(peers.Args(out=tmp_path))
     (line,) = read_log(tmp_path / "metrics.jsonl")
     assert 0 < line["8 in flight"] < 1 and line["num_tokens"] == 8
-
-
-@pytest.fixture(scope="module")
-def peers():
-    from dev import peers
-
-    return peers
-
-
-@pytest.fixture(scope="module")
-def work(peers, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("work")
-    peers.make(peers.Args(folder=folder, size="tiny"))
-    return folder
 
 
 def test_the_committed_table_is_that_of_the_committed_results():

@@ -18,10 +18,9 @@ from benchmarks import alpacaeval2, arenahard2, creativewriting3, verified
 from benchmarks import traits, wildbench
 from rewards import judged
 from rlmt.data import read_pairs, read_prompts, read_traces
-from rlmt import chat as templates
+from rlmt import chat
 import train_sft_warmstart
 import utils
-from rlmt import chat
 
 CASES, LARGE = 100, int(os.environ.get("FUZZ", 0))
 QUIET = dict(deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -151,11 +150,11 @@ def tokenizers(tokenizer_folders):
             tokenizer = chat.load_tokenizer(tokenizer_folders[family])
             found[family, think_format] = (
                 tokenizer,
-                templates.prepare_tokenizer(tokenizer, think_format).split(";")[0],
+                chat.prepare_tokenizer(tokenizer, think_format).split(";")[0],
             )
     named = {name.removeprefix("chat template: ") for _, name in found.values()}
     zero = {name for name, one in utils.THINK_FORMATS.items() if one.instruction}
-    assert named == {"its own", *templates.CHAT_TEMPLATES, *zero}
+    assert named == {"its own", *chat.CHAT_TEMPLATES, *zero}
     return {key: tokenizer for key, (tokenizer, _) in found.items()}
 
 
@@ -168,7 +167,7 @@ chats = st.lists(text, min_size=1, max_size=3).map(
 
 
 def control_count(tokenizer, ids):
-    control = set(templates.control_tokens(tokenizer))
+    control = set(chat.control_tokens(tokenizer))
     return sum(i in control for i in ids)
 
 
@@ -186,12 +185,10 @@ def control_count(tokenizer, ids):
 @example("plain", "plain", [{"role": "user", "content": "</s>"}], "z", "y</s>", 0)
 def test_rendered_masked_and_split_again(tokenizers, family, think_format, messages, z, y, extra):
     tokenizer = tokenizers[family, think_format]
-    prompt = templates.encode_prompt(tokenizer, messages)
+    prompt = chat.encode_prompt(tokenizer, messages)
     # a text of the same turns without any special token opens and closes as many turns
     blank = [{**m, "content": "Q"} for m in messages]
-    assert control_count(tokenizer, prompt) == control_count(
-        tokenizer, templates.encode_prompt(tokenizer, blank)
-    )
+    assert control_count(tokenizer, prompt) == control_count(tokenizer, chat.encode_prompt(tokenizer, blank))
     assert (
         tokenizer.bos_token_id is None
         or family == "smollm"
@@ -199,9 +196,7 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
         or tokenizer.bos_token_id
         in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
     )
-    assert len(messages) == len(blank) and prompt == templates.encode_prompt(
-        tokenizer, templates.without_control(tokenizer, messages)
-    )
+    assert prompt == chat.encode_prompt(tokenizer, chat.without_control(tokenizer, messages))
     if not think_format.startswith("zero"):  # SFT's rows and loss mask
         row = {"id": "r", "messages": messages, "thinking": z, "response": y}
         kept, dropped = train_sft_warmstart.build_rows([row], tokenizer, think_format, 10**6)
@@ -213,7 +208,7 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
             written = tokenizer.decode(supervised[:-1], clean_up_tokenization_spaces=False)
             parts = utils.split_thinking(written, think_format)
             assert parts == (z.strip() if think_format == "think" else "", y.strip(), "ok")
-    completion = templates.encode_completion(tokenizer, utils.join_thinking(z, y, think_format))
+    completion = chat.encode_completion(tokenizer, utils.join_thinking(z, y, think_format))
     assert completion[-1] == tokenizer.eos_token_id
 
 
@@ -277,12 +272,6 @@ def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, bette
     assert arenahard2.parse_reply(f"{before}[[A>B]]{after}") == "A>B"
 
 
-# --- answers
-
-
-# --- the simulated user
-
-
 # --- files: rows, or exit code 2 with file and line; nothing else, and no row lost
 
 turns = st.lists(
@@ -315,11 +304,3 @@ def test_forms_of_any_values(tmp_path_factory, row):
             assert all(row["reason"] for row in dropped)
     found = fails(read_prompts, path)
     assert f"{path}:1: " in found if isinstance(found, str) else len(found) == 1
-
-
-# --- rewards
-
-
-# --- numbers against slow ones
-
-floats = st.floats(-1e3, 1e3, width=32)

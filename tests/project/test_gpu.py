@@ -23,15 +23,13 @@ from transformers import AutoModelForCausalLM
 
 from dev import bench
 from launch import ACCELERATE
+from script_runs import BASE, REWARD_MODEL, ROOT
 from rewards.preference import RewardModel
-from rlmt.chat import load_tokenizer, prepare_tokenizer
 from rlmt.model import Policy, collate_ids
 from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
 from utils import DEVICE, DTYPE
 
-ROOT = Path(__file__).resolve().parents[2]
 ON_GPU = DEVICE == "cuda"
-BASE = "data/toy/base"
 SMALL = Path(os.environ.get("SMOLLM2", "data/smollm2"))
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
 ANSWERS = [[20, 21, 22], [30, 31, 32, 33, 34], [40]]
@@ -45,16 +43,11 @@ needs_card = pytest.mark.skipif(not ON_GPU, reason="torch counts the memory of a
 needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="needs vllm")
 needs_bits = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs bitsandbytes")
 
-if ON_GPU:
-    RANDOM = bench.Args(size="0.5b", dtype=DTYPE, steps=1)
-    PER_STEP = ("--prompts-per-step", 16)
-    PER_ROUND = ("--prompts-per-round", 128)
-    SHORT = ("--epochs", 0.5, "--warmup-ratio", 0)  # with a warm-up the first step has the rate 0
-else:
-    RANDOM = bench.Args(size="tiny", dtype=DTYPE, steps=1)
-    PER_STEP = ("--prompts-per-step", 4)
-    PER_ROUND = ("--prompts-per-round", 16)
-    SHORT = ("--epochs", 0.02, "--warmup-ratio", 0)
+RANDOM = bench.Args(size="0.5b" if ON_GPU else "tiny", dtype=DTYPE, steps=1)
+PER_STEP = ("--prompts-per-step", 16 if ON_GPU else 4)
+PER_ROUND = ("--prompts-per-round", 128 if ON_GPU else 16)
+# with a warm-up the first step has the rate 0
+SHORT = ("--epochs", 0.5 if ON_GPU else 0.02, "--warmup-ratio", 0)
 HF = ("--rollout", "hf")
 VLLM = ("--rollout", "vllm", "--vllm-memory", VLLM_MEMORY)
 SFT = ("train_sft_warmstart.py", "--preset", "toy")
@@ -138,14 +131,12 @@ def test_rewards_are_those_of_a_cpu():
     texts = ["<think>\nBudget 12.\n</think>\n\nYou get 1 dish: ham.", "No."]
     scores = []
     for device in (DEVICE, "cpu"):
-        model = RewardModel("data/toy/reward_model", device=device, dtype="float32")
+        model = RewardModel(REWARD_MODEL, device=device, dtype="float32")
         scores.append(model.score(messages, texts))
     assert scores[0] == pytest.approx(scores[1], abs=1e-2)
 
 
-def test_a_seed_draws_the_same_completions_again():
-    tokenizer = load_tokenizer(BASE)
-    prepare_tokenizer(tokenizer, "think")
+def test_a_seed_draws_the_same_completions_again(tokenizer):
     model = AutoModelForCausalLM.from_pretrained(BASE).to(DEVICE)
     sampler = Sampler(Transformers(tokenizer, model), tokenizer, Sampling(1.0, 16))
     drawn = []
@@ -182,20 +173,20 @@ def test_the_toy_model_trains(words, warm, tmp_path, show):
 @pytest.mark.skipif(not SMALL.exists(), reason=f"python -m data.prepare smollm2 --out {SMALL} makes it")
 def test_a_real_model_trains_with_its_own_template(warm, tmp_path, show):
     # this model has not learned to think; and DPO needs answers that come to an end
-    rl = ("--prompts", "data/toy/rl_prompts.jsonl", "--gold", "", *HF, "--think-format", "plain")
-    rl += ("--max-prompt-tokens", 192, "--max-completion-tokens", 160 if ON_GPU else 64)
-    rl += ("--reward-model", tmp_path / "reward" / "model")
+    rl = (
+        "--prompts data/toy/rl_prompts.jsonl --gold= --rollout hf --think-format plain --max-prompt-tokens 192 "
+        f"--max-completion-tokens {160 if ON_GPU else 64} --reward-model {tmp_path}/train_reward.py/model"
+    ).split()
     steps = ("--steps", 3, *PER_STEP, "--on-bad-format", "score")
-    for name, preset, words in (
-        ("train_sft_warmstart", "small", ["--traces", "data/toy/sft_traces.jsonl", *SHORT]),
-        ("train_reward", "small", ["--pairs", "data/toy/preference_pairs.jsonl", *SHORT]),
-        ("train_grpo", "small", [*rl, *steps]),
-        ("train_ppo", "toy", [*rl, *steps, "--lora-r", 16]),
-        ("train_dpo", "small", [*rl, *PER_ROUND, "--rounds", 1]),
+    for script, preset, words in (
+        ("train_sft_warmstart.py", "small", ["--traces", "data/toy/sft_traces.jsonl", *SHORT]),
+        ("train_reward.py", "small", ["--pairs", "data/toy/preference_pairs.jsonl", *SHORT]),
+        ("train_grpo.py", "small", [*rl, *steps]),
+        ("train_ppo.py", "toy", [*rl, *steps, "--lora-r", 16]),
+        ("train_dpo.py", "small", [*rl, *PER_ROUND, "--rounds", 1]),
     ):
-        out = tmp_path / name.removeprefix("train_")
-        log = train(out, f"{name}.py", "--preset", preset, "--model", SMALL, *words)
-        show(**{f"{name}, last loss": log["loss"].iloc[-1]})
+        log = train(tmp_path / script, script, "--preset", preset, "--model", SMALL, *words)
+        show(**{f"{script}, last loss": log["loss"].iloc[-1]})
 
 
 # --- kill -9 and --resume

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import tyro
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # for the command above
@@ -102,8 +101,8 @@ def split_command(command: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(commands_of_pages() + commands_of_docstrings()))
-def test_every_command_is_parsed_by_its_script(command, monkeypatch):
-    """Names, types and presets, by the script's own parser."""
+def test_every_command_is_parsed_by_its_script(command, parse, monkeypatch):
+    """Names, types and presets."""
     name, words = split_command(command)
     if name in ("pytest", "venv", "nltk.downloader", "pip", "tests/test_readme"):
         return
@@ -111,15 +110,9 @@ def test_every_command_is_parsed_by_its_script(command, monkeypatch):
         name, words = "benchmarks.traits", words[1:]
     if name == "data.toy.judge" and "python" in command.split()[1:]:  # another command follows
         words = []
-    module = importlib.import_module(name)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
     for variable in re.findall(r"[\w.:-]+=([A-Z_]+_KEY)\b", command):  # of --key-env
         monkeypatch.setenv(variable, "key")
-    if name.startswith(("train_", "eval_", "benchmarks.")):
-        args = runs.parse_args(module.Args, getattr(module, "PRESETS", {}))
-    else:
-        args = tyro.cli(module.Args)
-    assert isinstance(args, module.Args)
+    parse(name, words)
 
 
 def toy_commands() -> list[str]:

@@ -2,45 +2,33 @@
 
 import csv
 import importlib
-import io
 import os
 import shutil
 import subprocess
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import tyro
 
+from conftest import ROOT
 import reproduce
 import rewards
-from rlmt import run as runs
 from benchmarks import scoring
 from experiments import tables
 
-ROOT = Path(__file__).parents[2]
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
 ROWS = reproduce.table_rows(BLOCKS)
 
 
-def parse(words: list[str], monkeypatch):
+def parse_words(words: list[str], parse):
     """Parses a command as its script does; of a server and its command ("... -m data.toy.judge -- ...") the
     latter."""
     words = words[words.index("--") + 1 :] if "--" in words else words
     if words[1] == "-m":
-        name, flags = words[2], words[3:]
-    else:
-        script = next(word for word in words if word.endswith(".py"))
-        name, flags = script.removesuffix(".py"), words[words.index(script) + 1 :]
-    module = importlib.import_module(name)
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
-    with redirect_stdout(io.StringIO()):
-        if name.startswith(("train_", "eval_")):
-            return runs.parse_args(module.Args, getattr(module, "PRESETS", {}))
-        return tyro.cli(module.Args) if hasattr(module, "Args") else flags
+        return parse(words[2], words[3:])
+    place = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    return parse(words[place].removesuffix(".py"), words[place + 1 :])
 
 
 # --- the lines of experiments/*.sh
@@ -113,17 +101,17 @@ def row_of(config: str) -> str:
     return row + {"grpo": "", "ppo": "-ppo"}[algorithm]
 
 
-def args_of(row: str, monkeypatch):
+def args_of(row: str, parse):
     """Returns the arguments with which --as-released trains a row of the paper's."""
     [words] = reproduce.commands_of(BLOCKS[row].command, {"RESULTS": "r", "AS_RELEASED": "-as-released"})
-    return parse(words, monkeypatch)
+    return parse_words(words, parse)
 
 
-def test_rows_as_released_have_the_values_of_the_released_configs(monkeypatch):
+def test_rows_as_released_have_the_values_of_the_released_configs(parse):
     configs = released_configs()
     assert len(configs) == 14
     for name, config in configs.items():
-        args = args_of(row_of(name), monkeypatch)
+        args = args_of(row_of(name), parse)
         batch = int(config["train batch size (prompts)"])
         assert args.prompts_per_step == batch, name
         assert args.updates_per_rollout == batch / int(config["mini-batch size (prompts)"]), name
@@ -156,14 +144,14 @@ def test_rows_as_released_have_the_values_of_the_released_configs(monkeypatch):
             assert args.lam == float(config["lambda"])
 
 
-def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alone(monkeypatch):
+def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alone(parse):
     parsed = {}
     for block in BLOCKS.values():
         for released in ("", "-as-released"):
             variables = {"RESULTS": "r", "AS_RELEASED": released}
             for words in reproduce.commands_of(block.command, variables):
                 if "experiments/evaluate.sh" not in words:
-                    parsed[block.name, released] = parse(words, monkeypatch)
+                    parsed[block.name, released] = parse_words(words, parse)
     assert len(parsed) > 250
     for args in parsed.values():
         if hasattr(args, "rewards"):

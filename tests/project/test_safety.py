@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from conftest import ROOT
 from rewards.preference import RewardModel
 from rlmt import checkpoint
 from rlmt.chat import load_config, load_tokenizer, prepare_tokenizer
@@ -25,7 +26,6 @@ from rlmt.sampler import Sampling, generate
 import train_ppo
 import utils
 
-ROOT = Path(__file__).parents[2]
 BASE = ROOT / "data" / "toy" / "base"
 FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards", "rlmt")
 SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]

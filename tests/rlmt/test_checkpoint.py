@@ -14,9 +14,8 @@ from rlmt.checkpoint import check_saved, copy_model, latest, save_checkpoint, sa
 from conftest import random_model
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
 from rlmt.run import RunArgs
-from script_runs import weights_of
+from script_runs import BASE, weights_of
 
-BASE = "data/toy/base"
 IDS = torch.arange(5, 25).repeat(2, 1)
 INPUTS = (IDS, torch.ones_like(IDS), torch.ones_like(IDS[:, 10:]))
 

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from transformers import AutoTokenizer
 
-from rlmt import chat as templates
+from rlmt.chat import encode_prompt
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
@@ -43,14 +42,8 @@ def write(path, rows):
 
 
 NOT_MESSAGES = [
-    5,
     [5],
-    ["What?"],
-    [{"role": "user"}],
-    [{"content": "What?"}],
     [{"role": "user", "content": None}],
-    [{"role": "user", "content": ["What?"]}],
-    [{"role": 1, "content": "What?"}],
     [*GOOD["messages"], {"role": "user"}],
 ]
 BAD_LINES = [  # (line, what the error must name)
@@ -63,7 +56,6 @@ BAD_LINES = [  # (line, what the error must name)
         for messages in NOT_MESSAGES
     ],
     ('{"id": "x", "messages": [', "not JSON"),
-    ("id,messages", "not JSON"),
     (b'{"id": "\xff"}', "not JSON"),
 ]
 
@@ -179,16 +171,16 @@ def test_forms_of_a_pair(tmp_path, name):
         assert prompt["messages"] == QUESTION
 
     # thinking in tags, as the authors build their pairs, or in fields of its own
-    tagged = {"prompt": "q", "chosen": THOUGHT, "rejected": [turn("user", "q"), turn("assistant", ZERO)]}
-    tagged["chosen"] = [turn("user", "q"), turn("assistant", THOUGHT)]
-    apart = {"prompt": "q", "chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
-    for pair in (tagged, apart):
+    asked = turn("user", "q")
+    tagged = {"prompt": "q", "chosen": [asked, turn("assistant", THOUGHT)]}
+    tagged["rejected"] = [asked, turn("assistant", ZERO)]
+    expected = {"chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
+    for pair in (tagged, expected | {"prompt": "q"}):
         (read,), _ = read_pairs(write(tmp_path / name, [pair]))
-        expected = {"chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
-        assert read | expected | {"messages": [turn("user", "q")]} == read
+        assert read | expected | {"messages": [asked]} == read
 
 
-def test_forms_of_a_prompt(tmp_path):
+def test_forms_of_a_prompt(tmp_path, tokenizer):
     path = tmp_path / "p.jsonl"
     for row in ({"messages": QUESTION}, {"prompt": QUESTION}, {"messages": [*QUESTION, GOOD_ANSWER]}):
         (prompt,) = read_prompts(write(path, [row | {"answer": "4"}]))
@@ -196,8 +188,6 @@ def test_forms_of_a_prompt(tmp_path):
     (prompt,) = read_prompts(write(path, [{"prompt": "q", "completion": "y"}]))
     assert prompt["messages"] == [turn("user", "q")]
 
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base", trust_remote_code=False)
-    templates.prepare_tokenizer(tokenizer, "think")
     write(path, [{"prompt": "ham"}, {"messages": [turn("user", "ham"), GOOD_ANSWER]}])
     kept, _ = load_prompts(str(path), tokenizer, 100)
     assert kept[0]["prompt_ids"] == kept[1]["prompt_ids"]
@@ -219,22 +209,17 @@ def test_forms_of_a_prompt(tmp_path):
     assert dropped_traces == dropped_pairs == [expected]
 
 
-# --- places
-
-
 # --- prompts of a training run
 
 
-def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, exits, capsys):
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base", trust_remote_code=False)
-    templates.prepare_tokenizer(tokenizer, "think")
+def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits, capsys):
     rows = [
         {"id": "short", "messages": [turn("user", "ham<|im_end|>")]},
         {"id": "long", "messages": [turn("user", "ham " * 300)]},
     ]
     path = write(tmp_path / "p.jsonl", rows)
     kept, dropped = load_prompts(str(path), tokenizer, 100)
-    ids = templates.encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
+    ids = encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
     assert kept == [{"id": "short", "messages": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
     assert dropped[0]["tokens"] > 300

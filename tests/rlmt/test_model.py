@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from accelerate.state import AcceleratorState
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    get_cosine_schedule_with_warmup,
-)
+from script_runs import BASE
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from updates import stored_completions
 
 from conftest import random_model
 
@@ -23,8 +21,6 @@ from rlmt import chat
 from rlmt import model as policy
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
-
-BASE = "data/toy/base"
 
 
 @pytest.fixture
@@ -35,12 +31,7 @@ def base():
 @pytest.fixture(scope="module")
 def completions() -> list[Completion]:
     """Six completions of random tokens and unequal lengths."""
-    generator = torch.Generator().manual_seed(0)
-    made = []
-    for n_prompt, n in ((3, 40), (20, 1), (9, 9), (1, 59), (30, 22), (12, 13)):
-        ids = torch.randint(5, 200, (n_prompt + n,), generator=generator).tolist()
-        made.append(Completion("a", [], ids[:n_prompt], ids[n_prompt:], "", "", "", "ok", False, 0))
-    return made
+    return stored_completions(6, 1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +191,7 @@ def test_statistics_of_entropy(base, completions):
     assert last.statistics == pytest.approx({"mean_entropy": entropy, "mean_kl_uniform": kl}, rel=1e-4)
 
 
-# --- micro-batches and the rate
+# --- micro-batches
 
 
 @pytest.mark.parametrize("max_tokens", [700, 300, 80])
@@ -219,13 +210,3 @@ def test_micro_batches_are_the_best_cut(max_tokens, n_others):
     batches = policy.micro_batches(rows, max_tokens, two, int)
     assert len(batches) == max(n_others, len(alone))
     assert sorted(sum(batches, [])) == sorted(rows)
-
-
-def test_the_learning_rate_is_transformers():
-    ours, theirs = [torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3.0) for _ in range(2)]
-    scheduler = get_cosine_schedule_with_warmup(theirs, math.ceil(0.1 * 37), 37)
-    for step in range(1, 38):
-        rate = policy.set_cosine_rate(ours, 3.0, step, 37, 0.1)
-        assert rate == ours.param_groups[0]["lr"] == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
-        theirs.step()
-        scheduler.step()

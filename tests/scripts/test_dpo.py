@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from launch import FSDP2, finished, started
-from script_runs import check_same_bits, metrics_of, run_here, weights_of, write_prompts
+from script_runs import BASE, check_same_bits, metrics_of, run_here, weights_of, write_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -23,8 +23,6 @@ from rlmt.data import read_log, write_jsonl
 from rlmt.model import Policy, start_accelerator
 import train_dpo
 from train_dpo import Pair, build_pairs, load_pairs
-
-BASE = "data/toy/base"
 
 
 # --- pairs

@@ -12,6 +12,7 @@ import pytest
 import torch
 from launch import FSDP2, finished
 from script_runs import (
+    BASE,
     ROOT,
     check_same_bits,
     killed_after,
@@ -28,7 +29,6 @@ from rlmt.data import read_log, write_jsonl
 from rlmt.run import rows_of_step
 import train_grpo
 
-BASE = "data/toy/base"
 NAN = math.nan
 
 
@@ -189,18 +189,18 @@ def prompts(tmp_path_factory) -> Path:
 
 def command(launcher: list[str], prompts: Path, out: Path, *more: str) -> list[str]:
     """Returns a tiny run. The base model has no format, so its text is scored as it is."""
-    tiny = ["--preset", "toy", "--model", BASE, "--prompts-per-step", "4", "--group-size", "4"]
-    tiny += ["--max-completion-tokens", "24", "--on-bad-format", "score", "--save-steps", "1"]
-    files = ["--prompts", str(prompts), "--out", str(out)]
-    return [sys.executable, *launcher, "train_grpo.py", *tiny, *files, *more]
+    tiny = (
+        f"train_grpo.py --preset toy --model {BASE} --prompts-per-step 4 --group-size 4 --save-steps 1 "
+        f"--max-completion-tokens 24 --on-bad-format score --prompts {prompts} --out {out}"
+    )
+    return [sys.executable, *launcher, *tiny.split(), *more]
 
 
 def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path, capfd):
     """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
     held_out = tmp_path / "held_out.jsonl"
     write_jsonl(held_out, read_log(prompts)[-1:])
-    more = ["--rollout", "vllm", "--lora-r", "4", "--learning-rate", "1e-2", "--steps", "4"]
-    more += ["--gold-prompts", str(held_out)]
+    more = f"--rollout vllm --lora-r 4 --learning-rate 1e-2 --steps 4 --gold-prompts {held_out}".split()
     ten_prompts = write_prompts(tmp_path / "prompts.jsonl", 10)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     run_vllm_here(command([], ten_prompts, whole, *more))
@@ -241,9 +241,11 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN_REWARD)
     run = tmp_path / "run"
-    words = ["--rewards", f"{own}:odd_words:1", "self_certainty:0", "--dynamic-sampling", "30"]
-    words += ["--dtype", "bfloat16"]
-    run_here(command([], prompts, run, "--steps", "1", "--prompts-per-step", "6", *words))
+    more = (
+        f"--rewards {own}:odd_words:1 self_certainty:0 --dynamic-sampling 30 --dtype bfloat16 --steps 1 "
+        "--prompts-per-step 6"
+    )
+    run_here(command([], prompts, run, *more.split()))
     [metrics] = read_log(run / "metrics.jsonl")
     assert 1 <= metrics["dynamic_sampling/attempts"] <= 30 and metrics["collapse/agreement"] <= 1
     assert metrics["kl"] == 0
@@ -265,14 +267,14 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--group-size", "1"], "--group-size 1 gives every completion the advantage zero"),
-        (["--updates-per-rollout", "3"], "--prompts-per-step 4 cannot be split"),
-        (["--scale-rewards", "pass_at_k", "--group-size", "3"], "--scale-rewards pass_at_k needs at least"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        ("--group-size 1", "--group-size 1 gives every completion the advantage zero"),
+        ("--updates-per-rollout 3", "--prompts-per-step 4 cannot be split"),
+        ("--scale-rewards pass_at_k --group-size 3", "--scale-rewards pass_at_k needs at least"),
+        ("--prompts nowhere.jsonl", "nowhere.jsonl: no such file"),
     ],
 )
 def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):
-    done = here(*command([], prompts, tmp_path / "run", *words)[1:])
+    done = here(*command([], prompts, tmp_path / "run", *words.split())[1:])
     assert done.returncode == 2 and message in done.stderr, done.stderr[-2000:]
     assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
 

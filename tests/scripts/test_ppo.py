@@ -7,15 +7,11 @@ import sys
 import pytest
 import torch
 from launch import DDP, finished
-from script_runs import check_same_bits, killed_after, metrics_of, write_prompts
+from script_runs import BASE, REWARD_MODEL, check_same_bits, killed_after, metrics_of, write_prompts
 from updates import stored_conversations
 
 from rlmt.model import start_accelerator
 import train_ppo
-
-BASE = "data/toy/base"
-REWARD_MODEL = "data/toy/reward_model"
-
 
 # --- pure functions
 
@@ -86,10 +82,12 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
 def test_two_processes_resume_with_the_same_bits(tmp_path):
     """With adapters on 4 bits; the critic's head, which is zero at first, learns whole."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
-    words = [sys.executable, *DDP, "train_ppo.py", "--preset", "toy", "--model", BASE]
-    words += ["--think-format", "plain", "--prompts", str(prompts), "--prompts-per-step", "8", "--steps", "2"]
-    words += ["--max-completion-tokens", "24", "--save-steps", "1", "--critic", "policy"]
-    words += ["--lora-r", "4", "--load-in-4bit", "--out"]
+    command = (
+        f"train_ppo.py --preset toy --model {BASE} --think-format plain --prompts {prompts} --steps 2 "
+        "--prompts-per-step 8 --max-completion-tokens 24 --save-steps 1 --critic policy --lora-r 4 "
+        "--load-in-4bit --out"
+    )
+    words = [sys.executable, *DDP, *command.split()]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finished([*words, str(whole)])
     killed_after(1, whole, broken)

@@ -1,12 +1,12 @@
 """train_reward.py: pairs, the loss by hand, calibration. test_supervised.py runs it."""
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from script_runs import BASE
 from transformers import AutoModelForSequenceClassification
 
 from rewards.preference import RewardModel
@@ -14,8 +14,6 @@ from rlmt.model import start_accelerator
 import train_reward
 from train_reward import Args, Pair, build_pairs
 
-ROOT = Path(__file__).parents[2]
-BASE = str(ROOT / "data/toy/base")
 ROW = {
     "id": "p",
     "messages": [{"role": "user", "content": "I have 12 dollars."}],

@@ -1,10 +1,10 @@
 """train_sft_warmstart.py: its rows, its loss by hand, what it refuses. test_supervised.py runs it."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from script_runs import BASE
 from transformers import AutoModelForCausalLM
 
 from rlmt import model as policy
@@ -13,9 +13,6 @@ from rlmt.data import read_log, write_jsonl
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
 import utils
-
-ROOT = Path(__file__).parents[2]
-BASE = str(ROOT / "data/toy/base")
 
 
 def trace(thinking="Budget 12.", response="You get 1 dish.", id="a") -> dict:

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from launch import DDP, FSDP2, finished
-from script_runs import check_same_bits, killed_after, metrics_of, run_here, weights_of
+from script_runs import BASE, ROOT, check_same_bits, killed_after, metrics_of, run_here, weights_of
 from transformers import AutoTokenizer, GenerationConfig
 
 from data.toy import world
 from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
 
-ROOT = Path(__file__).parents[2]
-BASE = str(ROOT / "data/toy/base")
 BITS = "--lora-r 64 --load-in-4bit --optim adamw_8bit"
 
 
@@ -31,7 +29,7 @@ def scripts(tmp_path_factory) -> dict[str, list[str]]:
     reward = (
         f"train_reward.py --pairs {folder}/pairs.jsonl --batch-size 8 --micro-batch-tokens 800 --epochs 2"
     )
-    common = "--preset toy --model data/toy/base --save-steps 1"
+    common = f"--preset toy --model {BASE} --save-steps 1"
     return {"sft": f"{sft} {common}".split(), "reward": f"{reward} {common}".split()}
 
 

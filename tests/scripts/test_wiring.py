@@ -20,11 +20,9 @@ import train_grpo
 from rlmt import sampler
 from rlmt.data import read_log
 from rlmt.run import Training, seed_step
-from script_runs import run_here, weights_of, write_prompts
+from script_runs import BASE, REWARD_MODEL, run_here, weights_of, write_prompts
 
 TEMPERATURE = 0.7
-BASE = "data/toy/base"
-REWARD_MODEL = "data/toy/reward_model"
 SAMPLER_LOGPROB = -1.5
 
 
