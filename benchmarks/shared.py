@@ -226,7 +226,7 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
     content filter, has the status `refused` and no response.
 
     Args:
-        tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
+        tasks: rows {id, messages}; some may have the same prompt.
 
     Returns:
         Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
@@ -312,13 +312,17 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url. The first answer to each task has no seed with --seed
+    """Yields completions of all tasks by --model-url. The first answer to each prompt has no seed with --seed
     0."""
+    conversations = [task["messages"] for task in tasks]
     seeds = [0] * len(tasks)
-    for place, task in enumerate(tasks):
-        if args.seed or task.get("sample"):  # equal requests would share one reply
+    seen = set()
+    for place, messages in enumerate(conversations):
+        prompt = json.dumps(messages)
+        if args.seed or prompt in seen:  # equal requests would share one reply
             seeds[place] = args.seed * 1_000_003 + place  # as generate
-    answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
+        seen.add(prompt)
+    answers = ask_by_messages(args, conversations, seeds, temperature, run)
     for task, answer in zip(tasks, answers):
         if isinstance(answer, str):
             print(f"task {task['id']} is refused: {answer}", file=sys.stderr)

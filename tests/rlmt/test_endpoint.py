@@ -261,25 +261,26 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
 # --- a tested model behind an endpoint
 
 
-def answer(server, run, *prompts, n_samples=1, **flags):
-    """Returns the generation rows of the function that the evaluation scripts use."""
+def test_equal_prompts_get_an_answer_each(serve, tmp_path):
+    """As where a data set asks a question twice; the first answer needs no seed."""
     from benchmarks import shared  # slow to import; the client that is killed does without
 
-    args = {
-        "model": "m",
-        "model_url": server.url,
-        "think_format": "auto",
-        "chat_template_args": (),
+    server = serve(lambda text, n: f"{text} {n}")
+    args = {"model": "m", "model_url": server.url, "think_format": "auto", "chat_template_args": ()}
+    args |= {
         "top_p": 1.0,
+        "max_tokens": 9,
+        "max_thinking_tokens": 0,
+        "concurrency": 1,
+        "key_env": (),
+        "seed": 0,
     }
-    args |= {"max_tokens": 9, "max_thinking_tokens": 0, "concurrency": 1, "key_env": (), "seed": 0, **flags}
     tasks = []
-    for text in prompts:
-        for sample in range(n_samples):
-            messages = [{"role": "user", "content": text}]
-            tasks.append({"id": f"{text} {sample}", "sample": sample, "messages": messages})
-    run.mkdir(exist_ok=True)
-    return shared.generate_answers(SimpleNamespace(**args), tasks, 0.0, run)
+    for number, text in enumerate(["who", "where", "who", "who"]):
+        tasks.append({"id": str(number), "messages": [{"role": "user", "content": text}]})
+    answers = shared.generate_answers(SimpleNamespace(**args), tasks, 1.0, tmp_path)
+    assert sorted(row["response"] for row in answers) == ["where 0", "who 0", "who 1", "who 2"]
+    assert sorted(request.get("seed", 0) for request, _ in server.requests) == [0, 0, 2, 3]
 
 
 if __name__ == "__main__":  # the client that is killed
