@@ -89,7 +89,7 @@ class JudgeFlags:
     # the run
     seed: int = 0
     """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with
-    the first answer to a task."""
+    the first answer to a prompt."""
     out: str = ""
     """Run folder; empty: results/<script>__<model>__s<seed>__<hash of the arguments>. Of stored rows, the
     file for their numbers."""

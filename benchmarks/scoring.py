@@ -66,20 +66,20 @@ def find_file(data: Path, pattern: str) -> Path:
 def read_file(path: Path) -> list:
     """Reads .csv, .tsv, .json (each also .gz), .txt, .jsonl or .parquet. A JSON object's values are rows."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind in SEPARATORS:
-        return pd.read_csv(path, sep=SEPARATORS[kind]).to_dict("records")
-    if kind == "txt":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [line.strip() for line in lines if line.strip()]
-    if kind != "json":
+    if kind not in ("txt", "json", *SEPARATORS):
         return read_rows(path, make_ids=False)
 
     open_file = gzip.open if path.suffix == ".gz" else open
-    with open_file(path, "rt", encoding="utf-8") as file:
-        try:
+    try:
+        if kind in SEPARATORS:
+            return pd.read_csv(path, sep=SEPARATORS[kind]).to_dict("records")
+        if kind == "txt":
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            return [line.strip() for line in lines if line.strip()]
+        with open_file(path, "rb") as file:  # bytes, as json finds out how they are encoded
             content = json.load(file)
-        except ValueError as error:
-            fail(f"{path}: not JSON ({error})")
+    except (ValueError, EOFError) as error:
+        fail(f"{path}: not {kind} in UTF-8, or not all of it ({error})")
     if isinstance(content, dict):
         content = list(content.values())
     return content

@@ -228,7 +228,7 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
     filtered, has the status `refused` and an `error`.
 
     Args:
-        tasks: rows {id, messages[, sample]}. `sample`, from 0, tells tasks with the same prompt apart.
+        tasks: rows {id, messages}; some may have the same prompt.
 
     Returns:
         Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
@@ -319,9 +319,10 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
-    """Yields completions of all tasks by --model-url. With --seed 0 single answers have no seed."""
+    """Yields completions of all tasks by --model-url. With --seed 0 they have no seed unless prompts are equal."""
+    prompts = [json.dumps(task["messages"]) for task in tasks]
     seeds = None
-    if args.seed or any(task.get("sample") for task in tasks):  # equal requests would share one reply
+    if args.seed or len(set(prompts)) < len(prompts):  # equal requests would share one reply
         seeds = [args.seed * 1_000_003 + place for place in range(len(tasks))]  # as generate
     answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
     for task, answer in zip(tasks, answers):

@@ -25,7 +25,14 @@ from pathlib import Path
 
 from benchmarks import lm_eval_tasks
 from benchmarks.scoring import get_field, load
-from utils import fail, or_fail
+from utils import fail
+
+
+def truth_text(truth: object, where: str) -> str:
+    """Returns a truth as text; JSON may have a number. Exits with 2 if it is neither."""
+    if isinstance(truth, str | int | float):
+        return str(truth)
+    fail(f"{where}: an answer must be a text or a number, not {truth!r:.60}")
 
 
 # --- 1. PopQA
@@ -38,10 +45,14 @@ def load_popqa(data: Path) -> list[dict]:
     JSON."""
     tasks = load(data, "*.*", "question")
     for number, task in enumerate(tasks, 1):
-        names = get_field(task, f"{data}, row {number}", "answers", "possible_answers")
-        if isinstance(names, str):
-            names = or_fail(json.loads, names)
-        task["answers"] = names
+        where = f"{data}, row {number}"
+        names = get_field(task, where, "answers", "possible_answers")
+        try:
+            if isinstance(names, str):
+                names = json.loads(names)
+            task["answers"] = [truth_text(name, where) for name in names]
+        except (ValueError, TypeError):
+            fail(f"{where}: the accepted names are no list, as JSON or as it is, but {names!r:.60}")
     return tasks
 
 
@@ -95,7 +106,10 @@ SLASH = "\0"  # takes the place of a / in an answer
 
 
 def load_math500(data: Path) -> list[dict]:
-    return load(data, "test.json*", "problem", "answer")
+    tasks = load(data, "test.json*", "problem", "answer")
+    for number, task in enumerate(tasks, 1):
+        task["answer"] = truth_text(task["answer"], f"{data}, row {number}")
+    return tasks
 
 
 def top_level_braces(text: str) -> list[str]:
@@ -174,7 +188,7 @@ def load_gsm8k(data: Path) -> list[dict]:
     equal it."""
     tasks = load(data, "test.jsonl*", "question", "answer")
     for number, task in enumerate(tasks, 1):
-        if not final_number(task["answer"]):
+        if not final_number(str(task["answer"])):
             fail(f"{data}, row {number}: field answer has no #### with a number behind it")
     return tasks
 

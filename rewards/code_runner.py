@@ -22,35 +22,35 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
+from markdown_it import MarkdownIt
+
 from rewards import sandbox
 
-# CommonMark's: on a line of its own, maybe as the first thing in an item of a list
-FENCE = re.compile(r"((?:\s*(?:[-*+]|\d+[.)])(?=\s))?\s*)(`{3,}|~{3,})(.*)")
+# Of CommonMark what decides which lines are fences. HTML is not: a tag on the line before would hide a fence.
+MARKDOWN = MarkdownIt("zero").enable(["fence", "code", "list", "blockquote"])
+TRIPLE_QUOTED = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)
+FENCE_START = re.compile(r"^[ \t]*(?=```|~~~)", re.MULTILINE)
+NO_FENCE = "\ue000"  # marks a line that only looks like a fence
 
 
 def code_blocks(response: str) -> list[str]:
-    """Returns the fenced blocks of a response, or the whole of it. A block that is not closed goes to the
-    end."""
+    """Returns the fenced blocks of a response as CommonMark has them, or the whole of it.
+
+    A block that is not closed goes to the end. A fence in a triple-quoted string is text of the program; but
+    where a quotation mark is left over, as in a program that was cut off, nobody knows what is in a string.
+    """
+    marked = response
+    if not re.search("\"{3}|'{3}", TRIPLE_QUOTED.sub("", response)):
+        marked = TRIPLE_QUOTED.sub(_mark_fences, response)
     blocks = []
-    is_open = False
-    for line in response.split("\n"):
-        fence = FENCE.fullmatch(line)
-        if not is_open:
-            if fence and not (fence[2][0] == "`" and "`" in fence[3]):
-                is_open = True
-                indent = len(fence[1])
-                opening = fence[2]
-                blocks.append([])
-            continue
-        # a fence in a docstring is indented by more, or of another kind or length
-        closes = (
-            fence and fence[2].startswith(opening) and not fence[3].strip() and len(fence[1]) <= indent + 3
-        )
-        if closes:
-            is_open = False
-        else:
-            blocks[-1].append(re.sub(rf"^\s{{0,{indent}}}", "", line))
-    return ["\n".join(block) for block in blocks] or [response]
+    for token in MARKDOWN.parse(marked):
+        if token.type == "fence" and token.content.strip():
+            blocks.append(token.content.replace(NO_FENCE, ""))
+    return blocks or [response]
+
+
+def _mark_fences(string: re.Match) -> str:
+    return FENCE_START.sub(rf"\g<0>{NO_FENCE}", string[0])
 
 
 def find_program(response: str, names: set[str]) -> str:

@@ -15,13 +15,11 @@ from rewards.verified import final_answer
 
 
 def _comparable_answer(response: str) -> str | None:
-    """Returns the final answer of a response in MATH's spelling, without thousands separators; None without
-    one."""
+    """Returns the final answer of a response in MATH's spelling; None without one."""
     answer = final_answer(response)
     if answer is None:
         return None
-    spelled = normalise_math(re.sub(r"\\?%", "", answer))
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", spelled) or None
+    return normalise_math(re.sub(r"\\?%", "", answer)) or None
 
 
 def _count_votes(answers: list[str | None]) -> Counter:

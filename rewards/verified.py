@@ -23,40 +23,58 @@ from rewards import Values, code_runner, sandbox
 
 # --- 1. math: reading an answer
 
-NUMBER = re.compile(
-    r"(?:(?<![\w)])-)?"  # a minus, but not that of 16-3
-    r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"  # 1,000, but 1,2 are two numbers
-    r"(?:(?:e| ?(?:\\times|\\cdot|[x*×·]) ?10\^)\{?[-+]?\d+\}?|\^\{?-?\d+\}?)?"  # 1.5e3, 3 x 10^5
-    r"(?: ?/ ?\d+| \d+/\d+|%)?"  # the second is that of a mixed number
-)
-# Each part excludes what begins the next, so that no text takes a time that grows with the square of its
-# length.
-FORMULA = re.compile(
-    r"\$([^$\n\\^]*[\\^][^$\n]*)\$|\\\(((?:(?!\\\().)*?)\\\)|\\\[((?:(?!\\\[).)*?)\\\]", re.DOTALL
-)
 LONGEST_ANSWER = 1000  # characters; comparing takes longer than in proportion to them
-MORE_THAN_A_NUMBER = re.compile(r"\\[dt]?frac|\\sqrt|\\pi|\\text\{ *(?:or|and)\b|\^|\\cdot|\\times")
 # What math-verify does not read, as LaTeX that it does; in this order.
 SPELLINGS = (
     (r"([⁻⁰¹²³⁴-⁹]+)", r"^{\1}"),
     (r"([¼-¾⅐-⅞])", r" \1"),
     (r"[×·⋅]", r"\\cdot "),
-    (r"√ *\(?(\w+)\)?", r"\\sqrt{\1}"),
+    (r"∛", "[3]√"),
+    (r"(\[3\])?√ *(?:\(([^()]*)\)|(\d+|\w))", r"\\sqrt\1{\2\3}"),
     (r"π", r"\\pi "),
-    (r"[°€£¥]", ""),
+    (r"[°¢-¥₠-⃀]", ""),  # degrees, and all currencies but the dollar
+    (r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))", ""),  # thousands
 )
 LATEX_SPELLINGS = (
     (r"[\u2012-\u2014\u2212]", "-"),
     (r"\u2044", "/"),  # of ½
-    (r"(?<=\d)(?:\\[,!;: ]|\{,\}| )(?=\d{3}(?!\d))", ""),  # 10\,000
-    (r"(?<![\d/.])(\d+) +(\d+) ?/ ?(\d+)", r"\1\\frac{\2}{\3}"),  # 3 1/2
+    (r"(?<=\d)(?:\\[,!;: ]|\{,\})(?=\d{3}(?!\d))", ""),  # 10\,000
+    (r"(?<![\d/.])(\d+)(?: |\\[ ,;:])+(\d+) ?/ ?(\d+)", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"(?<=\d) ?/ ?(?=\d)", "/"),
     (r"(?<=\d)(?:e| ?[x*] ?10\^)\{?\+?(-?\d+)\}?", r"\\times 10^{\1}"),
-    (r"\\text\{ *thousand *\}", r"\\cdot 10^{3}"),
-    (r"\\text\{ *million *\}", r"\\cdot 10^{6}"),
-    (r"\\text\{ *billion *\}", r"\\cdot 10^{9}"),
+    (r"(?<=\d) *(?:\\text\{ *)?thousand\b *\}?", r"\\cdot 10^{3}"),
+    (r"(?<=\d) *(?:\\text\{ *)?million\b *\}?", r"\\cdot 10^{6}"),
+    (r"(?<=\d) *(?:\\text\{ *)?billion\b *\}?", r"\\cdot 10^{9}"),
+    (r"\\(?:boxed|fbox)(?![a-z]) *", r"\\boxed"),
+    (r"\\boxed(-?\d[\d.]*|[A-Z]\b)", r"\\boxed{\1}"),
+    (r"\\begin\{(?:align|equation|gather|multline|split)\w*\*?\}", r"\\["),
+    (r"\\end\{(?:align|equation|gather|multline|split)\w*\*?\}", r"\\]"),
 )
+
+# Each part excludes what begins the next, so that no text takes a time that grows with the square of its
+# length.
+LATEX_VALUE = r"\\[dt]?frac\{[^{}]*\}\{[^{}]*\}|\\sqrt(?:\[\d\])?\{[^{}]*\}|\\pi(?![a-z])"
+NUMBER = (
+    r"(?:(?<![\w)}])-|(?<=[:=] )- |(?<=is )- )?"  # a minus, but not that of 16-3
+    r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
+    rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+|{LATEX_VALUE})"  # 1,000, but 1,2 are two
+    rf"(?:(?: ?\\(?:times|cdot) *10)?\^\{{?-?\d+\}}?|/\d+|\\?%|{LATEX_VALUE})*"
+)
+FORMULA = (
+    r"\$\$[^$]+\$\$|\$(?:[^$\n\\^_=(]*[\\^_=]|\()[^$\n]*\$"  # $5 and $6 are prices
+    r"|\\[(\[](?:(?!\\[(\[]).)*?\\[)\]]"
+)
+CHOICE = r"(?:[A-J]|(?i:yes|no|true|false))(?![\w'’])"
+BEFORE_CHOICE = r"(?:[ *_$(:]|is\b|\\[(\[]|\\(?:text|math)\w*\{)*(?i:(?:option|choice) [*(]{0,3})?"
+ANSWER = re.compile(
+    # (A) on a line of its own, or in "the answer is (A)", but not in "the answer is (A) or (B)"
+    rf"^(?:{BEFORE_CHOICE}(?P<alone>{CHOICE})[ *_$)}}.]*$"
+    rf"|[^\n]*(?i:answer|option|choice)(?=[*:]| is\b){BEFORE_CHOICE}(?P<choice>{CHOICE})"
+    r"(?![ *_),/$}]*(?:(?:or|and)\W+)?[A-J]\b)[ *_$}]*(?:[).,;:]|$)[^\n]*)"
+    rf"|(?P<formula>{FORMULA})|(?P<number>{NUMBER})",
+    re.DOTALL | re.MULTILINE,
+)
+CHOICE_ALONE = re.compile(rf"{BEFORE_CHOICE}({CHOICE})[ *_).:}}$]*")
 
 
 def _as_latex(text: str) -> str:
@@ -66,38 +84,51 @@ def _as_latex(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     for pattern, latex in LATEX_SPELLINGS:
         text = re.sub(pattern, latex, text)
-    return text.strip().removesuffix(".")
+    return text
+
+
+def _spell(answer: str) -> str:
+    """Returns an answer without its full stop, its words and a number's commas; of a choice its letter or word."""
+    choice = CHOICE_ALONE.fullmatch(answer)
+    if choice:
+        word = choice[1]
+        if len(word) > 1:
+            word = word.lower()
+        return rf"\text{{{word}}}"
+    answer = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", answer)  # 10 000
+    answer = re.sub(r"(?<=\d) (?:[A-Za-z]{3,}\b ?)+$", "", answer)  # 18 dollars
+    answer = answer.strip().removesuffix(".")
+    if re.fullmatch(NUMBER, answer):
+        answer = re.sub("[$,]", "", answer)
+    return answer
 
 
 def final_answer(text: str) -> str | None:
-    r"""Returns what is in the last \boxed{}, else the last number without its commas, else None; in LaTeX.
+    r"""Returns what is boxed, else the last formula's result, number or choice, else None; in LaTeX.
 
-    The number may be a fraction, a mixed number or one times a power of ten. If the last number is part of a
-    LaTeX formula that is more than a number, such as \frac{1}{2}, the answer is what follows the formula's
-    last equals sign. More than LONGEST_ANSWER characters are no answer.
+    A number may be a fraction, a mixed number or one times a power of ten, and has no commas. A choice is a
+    letter from A to J, yes, no, true or false, on a line of its own or after "the answer is". More than
+    LONGEST_ANSWER characters are no answer.
     """
+    text = _as_latex(text)
     answer = last_boxed(text)
     if answer is None:
-        answer = _last_number(text)
+        for match in ANSWER.finditer(text):
+            found = match["alone"] or match["choice"] or match["number"] or _result(match["formula"])
+            answer = found or answer
     if answer is None or len(answer) > LONGEST_ANSWER:
         return None
-    return _as_latex(answer)
+    return _spell(answer)
 
 
-def _last_number(text: str) -> str | None:
-    """Returns the last number of a text, or the result of the formula that it stands in."""
-    text = re.sub("[\u2012-\u2014\u2212]", "-", text)
-    numbers = list(NUMBER.finditer(text))
-    if not numbers:
-        return None
-    last = numbers[-1]
-    for formula in FORMULA.finditer(text):
-        if formula.start() <= last.start() and last.end() <= formula.end():
-            content = formula[1] or formula[2] or formula[3]
-            result = content.rpartition("=")[2].strip()
-            if MORE_THAN_A_NUMBER.search(result):
-                return result
-    return re.sub("[$,]", "", last[0])
+def _result(formula: str) -> str | None:
+    """Returns the last side of an equation that is more than a name, or another formula if it has a number."""
+    sides = re.split(r"=|\\[\[\]()]|\$|\\q?quad|\\text\{[^{}]*: *\}", formula)
+    for side in reversed(sides):
+        side = side.strip(" \n&").rstrip(" \n&.,;\\")
+        if re.search(r"\d|\\pi", side) or ("=" in formula and not re.fullmatch(r"\\?\w*", side)):
+            return side
+    return None
 
 
 # --- 2. math: comparing two answers
@@ -179,11 +210,11 @@ def _is_unsolved(truth: str, answer: str) -> bool:
 def _truth(row: dict) -> str:
     r"""Reads the known answer of a row: its field `answer`, what follows its last ####, or is in its last
     \boxed{}."""
-    truth = str(row["answer"]).rpartition("####")[2]
+    truth = _as_latex(str(row["answer"])).rpartition("####")[2]
     boxed = last_boxed(truth)
     if boxed is not None:
         truth = boxed
-    return _as_latex(truth)
+    return _spell(truth.strip())
 
 
 def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:

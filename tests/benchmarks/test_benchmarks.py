@@ -19,6 +19,8 @@ import eval_benchmarks
 import page
 from rlmt import run as runs
 from benchmarks import accuracy, verified
+from benchmarks.scoring import read_file
+from benchmarks.table import BENCHMARKS
 from rlmt import data as rlmt_data
 from rlmt import endpoint
 
@@ -306,6 +308,51 @@ def test_gsm8k_published_flags(model, tmp_path):
 )
 def test_final_number(text, number):
     assert verified.final_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "benchmark, truth, read",
+    [
+        ("math500", 2, "2"),
+        ("math500", 2.5, "2.5"),
+        ("math500", None, "not None"),
+        ("math500", [2], "a text or a number"),
+        ("gsm8k", "so it is #### 1,200", "so it is #### 1,200"),
+        ("gsm8k", "2", "no ####"),
+        ("gsm8k", 2, "no ####"),
+        ("gsm8k", None, "no ####"),
+        ("popqa", [1990, "in 1990"], ["1990", "in 1990"]),
+        ("popqa", "[7]", ["7"]),
+        ("popqa", "Paris", "are no list"),
+        ("popqa", 1990, "are no list"),
+        ("popqa", [None], "not None"),
+    ],
+)
+def test_truths_are_texts_or_refused_at_loading(benchmark, truth, read, tmp_path, capsys):
+    field = "answers" if benchmark == "popqa" else "answer"
+    fine = {"question": "Q", "problem": "P", field: "[]" if benchmark == "popqa" else "#### 1"}
+    data = write(tmp_path / "data.jsonl", [fine, fine | {field: truth}])
+    load_tasks = BENCHMARKS[benchmark].load_tasks
+    if isinstance(read, list) or read == str(truth):
+        assert load_tasks(data)[1][field] == read
+        return
+    with pytest.raises(SystemExit) as e:
+        load_tasks(data)
+    assert e.value.code == 2
+    message = capsys.readouterr().err
+    assert f"{data}, row 2: " in message and read in message
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.csv", "data.txt"])
+def test_files_in_utf_8_with_a_mark_or_not_at_all(name, tmp_path, capsys):
+    content = {"data.json": '[{"a": "é"}]', "data.csv": "a\né\n", "data.txt": "é\n"}[name]
+    path = tmp_path / name
+    path.write_text(content, "utf-8-sig")
+    assert read_file(path) in ([{"a": "é"}], ["é"])
+    path.write_text(content, "latin-1")
+    with pytest.raises(SystemExit) as e:
+        read_file(path)
+    assert e.value.code == 2 and f"{path}: not {name[5:]} in UTF-8" in capsys.readouterr().err
 
 
 # --- ZebraLogic

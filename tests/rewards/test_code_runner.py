@@ -33,10 +33,23 @@ TESTS = ["assert f(3) == 10", "assert f(2) == 5"]
         ('```\n"""\n~~~\nf(1)\n~~~\n"""\n{f}\n```', '"""\n~~~\nf(1)\n~~~\n"""\n{f}'),
         ('````\n"""\n```\nf(1)\n```\n"""\n{f}\n````', '"""\n```\nf(1)\n```\n"""\n{f}'),
         ("```\n{f}  # ```\n```", "{f}  # ```"),
+        # in a triple-quoted string, where CommonMark alone would end the block
+        ('```\n"""\n```\nf(1)\n```\n"""\n{f}\n```\nDone.', '"""\n```\nf(1)\n```\n"""\n{f}'),
+        ("1. ~~~\n   s = '''\n   ~~~\n   '''\n   f = 1\n   ~~~", "s = '''\n~~~\n'''\nf = 1"),
+        ('"""\n  ```\n  f(1)\n  ```\n"""\n{f}', '"""\n  ```\n  f(1)\n  ```\n"""\n{f}'),
+        ('No """ needed:\n```\n{f}\n```\nor\n~~~\n1\n~~~', "{f}"),
+        # no fence: indented by four, within a docstring of a program without fences
+        (
+            'def f(x):\n    """\n    ```\n    f(1)\n    ```\n',
+            'def f(x):\n    """\n    ```\n    f(1)\n    ```\n',
+        ),
+        ("<answer>\n```python title=f.py\n{f}\n`````  \n</answer>", "{f}"),
+        ("> ```\n> f = 1\n\nA quotation is over.", "f = 1"),
     ],
 )
 def test_the_block_that_defines_what_is_tested_counts(response, program):
-    assert find_program(response.replace("{f}", GOOD), {"f"}) == program.replace("{f}", GOOD)
+    found = find_program(response.replace("{f}", GOOD), {"f"})
+    assert found.removesuffix("\n") == program.replace("{f}", GOOD).removesuffix("\n")
 
 
 CALLS = {"fn_name": "f", "inputs": [[3], [2]], "outputs": [10, 5]}

@@ -51,10 +51,12 @@ def test_majority():
         ["a", "b", "c", "d"],
         ["\\boxed{1/2}", "\\boxed{0.5}", "\\boxed{\\frac12}", "2"],
         ["\\boxed{20\\%}", "about 20%", "3", "3"],
+        ["\\boxed{\\text{(C)}}", "The answer is **C**.", "So $x = 2\\sqrt{3}$.", "B"],
+        ["5 or 3½", "\\boxed{3 1/2}", "5", "\\[ x = \\frac{1}{2} \\]"],
     ]
     values = unsupervised.majority([row(text) for group in groups for text in group], 4)
     assert values[:8] == [1, 1, 0, 0, 1, 0, 0, 1]
-    assert values[8:] == [*[None] * 4, 1, 1, 1, 0, 1, 1, 0, 0]
+    assert values[8:] == [*[None] * 4, 1, 1, 1, 0, *[1, 1, 0, 0] * 3]
 
 
 def indicators(folder, rows: list, group_size: int) -> dict:

@@ -162,6 +162,15 @@ EQUAL = pairs(r"""
     10^{-3} | 10⁻³
     6\pi | 6π
     17\cdot 23 | 391
+    7/2 | 3\ 1/2
+    1234567 | 1'234'567
+    18 | 18 dollars
+    18 | ₹18
+    2 | ∛8
+    \sqrt{2+x} | √(2+x)
+    (I) | \textbf{I}
+    Yes | \text{yes.}
+    false | \text{FALSE}
 """)
 DIFFERENT = pairs(r"""
     \frac{1}{3} | 0.333
@@ -273,7 +282,6 @@ DIFFERENT = pairs(r"""
 """)
 # Known limits of math-verify and of MATH spelling: equal by hand, and 0 here; different by hand, and 1 here.
 NOT_SEEN_EQUAL = pairs(r"""
-    18 | 18 dollars
     (-\infty, 3] | x \le 3
     [2,5] | 2 \le x \le 5
     i^2 | -1
@@ -314,7 +322,10 @@ def test_known_limits_of_equality():
 @pytest.mark.parametrize(
     "text, answer",
     [
-        ("first \\boxed{1}, no: \\boxed{2}", "2"),
+        ("first \\boxed{1}, but that is wrong: \\boxed{2}", "2"),
+        ("\\boxed{x = \\boxed{1}}", "1"),
+        ("\\boxed{1}, or rather \\fbox {A}", "\\text{A}"),
+        ("so \\boxed 3$ it is", "3"),
         ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
         ("\\boxed{}", ""),
         ("\\boxed{3", "3"),
@@ -340,7 +351,7 @@ def test_known_limits_of_equality():
         ("for all x^12", None),
         ("$3 + 4 = 7 \\quad \\checkmark$", "7"),
         ("$\\text{Answer: } 42$", "42"),
-        ("$x \\ge 5$", "5"),
+        ("$x \\ge 5$", "x \\ge 5"),
         ("with \\(y = x^{2}\\) we get 4", "4"),
         ("paid $5 and then $6", "6"),
         ("3\u20135", "5"),
@@ -366,17 +377,39 @@ def test_final_answer(text, answer):
     assert verified.final_answer(text) == answer
 
 
-def test_a_number_in_prose_is_right_for_itself_alone():
-    prose = {
-        "The solutions are x = 1,2.": ("2", "12"),
-        "It took 2 1/2 hours.": ("2.5", "10.5"),
-        "It fell by -2 1/2.": ("-2.5", "-1.5"),
-        "That is 3 / 4": ("0.75", "4"),
-        "About 3 x 10^5.": ("300000", "100000"),
-        "1.5e3": ("1500", "3"),
-    }
-    for text, (right, wrong) in prose.items():
+# Response, its answer, and what it is not: a part of it, or its neighbour.
+UNBOXED = pairs(r"""
+    The solutions are x = 1,2. | 2 | 12
+    It took 2 1/2 hours. | 2.5 | 10.5
+    It fell by -2 1/2. | -2.5 | -1.5
+    That is 3 / 4 | 0.75 | 4
+    About 3 x 10^5. | 300000 | 100000
+    1.5e3 | 1500 | 3
+    It is 3½. | 7/2 | 3
+    It is 2√3. | \sqrt{12} | 3
+    So r = 2π. | 2\pi | 2
+    The answer is - 7. | -7 | 7
+    It costs 5 million € | 5000000 | 5
+    So \[ \frac{3}{4} = x \] | 0.75 | 4
+    So $$ p = \frac{3}{4}. $$ | 3/4 | 4
+    \begin{align*} x &= \frac{6}{8} \\ &= \frac{3}{4} \end{align*} | 0.75 | 4
+    \[\begin{aligned} a &= 6 \\ &= p - q. \end{aligned}\] | p-q | 6
+    It is $x = 6 - 5i$, as 2 of us found. In all: \((3, 4)\) | (3,4) | 4
+    The answer is $52_8$. | 52_8 | 8
+    **Answer:** (J) | J | I
+    The answer is \textbf{(E)} 42. | \text{(E)} | 42
+    The answer is: option (B), not 3. | B | 3
+    (C) | C | A
+    The answer is no more than 5. | 5 | no
+    The answer is No. | \text{no} | yes
+    The final answer is **True**, as 2 is even. | true | 2
+""")
+
+
+def test_an_answer_without_a_box_is_right_for_itself_alone():
+    for text, right, wrong in UNBOXED:
         assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
+    assert verified.final_answer("The answer is (A) or (B).") is None
 
 
 def test_math_values():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from rlmt.chat import encode_prompt
+from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
@@ -198,9 +198,9 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
     expected = {"id": "p-1", "reason": "refused by the chat template: no system turn"}
     assert len(kept) == 1 and dropped == [expected]
 
-    reader = AutoTokenizer.from_pretrained("data/toy/reward_model")
+    reader = load_tokenizer("data/toy/reward_model")
     reader.chat_template = tokenizer.chat_template
-    templates.prepare_tokenizer(tokenizer, "think", "chatml")
+    prepare_tokenizer(tokenizer, "think", "chatml")
     assert load_prompts(str(path), tokenizer, 100, readers=[reader])[1] == dropped
     bad_trace = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y"}
     bad_pair = {"id": "p-1", "messages": QUESTION, "chosen": "y", "rejected": "n"}

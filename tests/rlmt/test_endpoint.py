@@ -279,5 +279,28 @@ def test_token_ids_that_do_not_come_end_the_run_with_the_server_s_words(serve, e
     assert f"no completion in HTTP 200: {words}" in told
 
 
+def test_equal_prompts_get_an_answer_each(serve, tmp_path):
+    """As where a data set asks a question twice."""
+    from benchmarks import shared  # slow to import; the client that is killed does without
+
+    server = serve(lambda text, n: f"{text} {n}")
+    args = {"model": "m", "model_url": server.url, "think_format": "auto", "chat_template_args": ()}
+    args |= {
+        "top_p": 1.0,
+        "max_tokens": 9,
+        "max_thinking_tokens": 0,
+        "concurrency": 1,
+        "key_env": (),
+        "omit": (),
+        "seed": 0,
+    }
+    tasks = []
+    for number, text in enumerate(["who", "where", "who", "who"]):
+        tasks.append({"id": str(number), "messages": [{"role": "user", "content": text}]})
+    answers = shared.generate_answers(SimpleNamespace(**args), tasks, 1.0, tmp_path)
+    assert sorted(row["response"] for row in answers) == ["where 0", "who 0", "who 1", "who 2"]
+    assert sorted(request.get("seed", 0) for request, _ in server.requests) == [0, 1, 2, 3]
+
+
 if __name__ == "__main__":  # the client that is killed
     values_of_tasks(Path(sys.argv[1]), sys.argv[2])
