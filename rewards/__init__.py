@@ -34,8 +34,8 @@ from utils import fail, or_fail
 
 REWARDS = {  # name: file.function
     "preference": "",  # a reward model, which scorer.py loads
-    "process": "",  # on steps, and
-    "prime": "",  # on tokens: models of dense.py, which the trainer adds itself
+    "process": "",  # on steps: a model in dense.py, which the trainer adds itself
+    "prime": "",  # on tokens: a model in dense.py, which learns
     "math": "verified.math_answer",
     "code": "verified.code",
     "instructions": "verified.instructions",
@@ -116,7 +116,7 @@ def reward_names(args) -> list[str]:
 def read_parts(args) -> list[Part]:
     """Reads `args.rewards` and `args.reward_args`; exits with 2 for what cannot be.
 
-    Where a script has no choice, the reward is the preference alone.
+    For a script without --rewards it is the preference alone.
     """
     parts = {}
     for word in getattr(args, "rewards", ["preference:1"]):
@@ -249,9 +249,9 @@ def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
 
 
 def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
-    """Asks the judges of --rewards and --gold what they are asked first; exits with 2 if no reply comes.
+    """Sends the judges of --rewards and --gold their first request; exits with 2 if no reply comes.
 
-    Call it before a model is loaded. `run`: the folder of their replies, whose cost counts in the budget.
+    Call it before a model is loaded, so that a wrong key or URL costs nothing. `run`: the folder of their replies, whose cost counts in the budget.
     """
     from rewards.gold import try_judge
 

@@ -115,7 +115,7 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a spare one, else the last of all."""
+    """Returns a token other than the end of turn: a known unused one, else that of the highest id."""
     vocabulary = tokenizer.get_vocab()
     for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
         if vocabulary.get(token, end) != end:
@@ -144,7 +144,7 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     tokenizer.chat_template = text
 
     end = tokenizer.eos_token_id
-    if closing_ids(tokenizer):  # else the template leaves the end to the model, as the authors' for Zero do
+    if closing_ids(tokenizer):  # the authors' Zero templates write nothing after an answer: its own end stays
         end = next(iter(ends_of_template(tokenizer)), None)
     if end is None:
         raise ValueError(
@@ -242,8 +242,8 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
 def read_trained_as(model: str) -> dict:
     """Returns how a model (a folder or hub name) was trained, as its files say; {} if they say nothing.
 
-    The file is our think_format.json, or the longcot_config.json of the paper's authors. `think_format` is
-    always there. train_rlver.py adds `keep_thinking` and `ask_thinking`.
+    The file is our think_format.json, or the longcot_config.json of the paper's authors. If there is
+    anything, `think_format` is. train_rlver.py adds `keep_thinking` and `ask_thinking`.
     """
     ours = _read_file(model, "think_format.json")
     if ours:
@@ -279,7 +279,7 @@ def _read_file(model: str, name: str) -> str:
     """Returns the text of a file of a model folder or hub name; "" if there is none."""
     try:
         return Path(cached_file(model, name)).read_text()
-    except OSError:  # it is not there, or nothing can be reached: loading the model says which
+    except OSError:  # missing, or the hub cannot be reached; loading the model says which
         return ""
 
 

@@ -56,8 +56,8 @@ def read_source(
             `owner/name:configuration:split`.
         flag: the one that an error names.
         revision: commit, tag or branch on the hub; None is the newest.
-        split: the one to read if `name` has none. "" is an evaluation's: `name` has none, but maybe a
-            configuration, and the split is `test`, or the first one if there is no `test`.
+        split: the one to read if `name` has none. "" (evaluations): `name` never has one, and `test` is read,
+            or the first split if there is no `test`.
     """
     place = name
     parts = []
@@ -218,7 +218,7 @@ def split_answer(answer: dict) -> tuple[str, str]:
             n_tags[name] = sum(tag in text for tag in known.tags)
     if not n_tags:
         return "", text
-    think_format = max(n_tags, key=n_tags.get)  # one with fewer tags would take the others for words
+    think_format = max(n_tags, key=n_tags.get)  # another would leave tags in the text
     flaw = flaw_of_text(text, think_format)
     drop_if(flaw != "", flaw)
     return split_thinking(text, think_format)[:2]

@@ -68,14 +68,13 @@ class Learner(NamedTuple):
 def start_accelerator(dtype: str = "auto") -> Accelerator:
     """Connects this process with the others that `accelerate launch` started: one GPU, DDP, or FSDP2.
 
-    `dtype`: that of forwards, see utils.compute_dtype. Gradients are added up over processes in float32.
-    FSDP2 would add them up in bfloat16 by accelerate's default, which puts the sum of 1,500 log-probabilities
-    off by a nat.
+    `dtype`: that of forwards, see utils.compute_dtype. By accelerate's default FSDP2 would add up gradients
+    in bfloat16, and round what forwards return, which puts the sum of 1,500 log-probabilities off by a nat.
     """
     on_gpu = torch.cuda.is_available()
     precision_dtype = compute_dtype(dtype)
     handlers = [
-        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by STALL_MINUTES
+        # a checkpoint of 100 GB takes longer than NCCL's ten minutes; what hangs is ended by STALL_MINUTES of rlmt/run.py
         InitProcessGroupKwargs(timeout=timedelta(hours=6)),
         # gradients are views of DDP's buckets: copies would take 4 bytes a parameter more
         DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
@@ -132,7 +131,7 @@ def load_weights(
     Exits with 2 if another weight is missing, as it would be random, or if the folder cannot be read.
     """
     config = config or load_config(path)
-    # a head of another shape is left out of the folder's weights here; any other mismatch ends the run below
+    # a head of another shape is reported as missing; any other mismatch exits below
     options = {"config": config, "dtype": dtype, "ignore_mismatched_sizes": new_head, **SAFE}
     if load_in_4bit:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
@@ -147,7 +146,7 @@ def load_weights(
         if sharded and is_sharded_launch() and not PartialState().is_main_process:
             return without_weights(auto_class, config, dtype), []
         model, info = auto_class.from_pretrained(path, output_loading_info=True, **options)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         fail(f"{path}: its weights cannot be read ({in_one_line(error)})")
 
     # transformers draws missing weights at random, with a warning alone
@@ -160,7 +159,7 @@ def load_weights(
         # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = transformers.GenerationConfig.from_model_config(config)
     for module in model.modules():
-        # on a CPU bitsandbytes would pack 4-bit weights of a model that evaluates: no gradient after
+        # on a CPU bitsandbytes repacks 4-bit weights in evaluation mode, after which there is no gradient
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model, missing
@@ -195,7 +194,8 @@ def load_policy_tokenizer(
     """Loads the tokenizer of `args.model` and prepares it for `args.think_format`; exits with 2 if that
     cannot be.
 
-    Checks that the model's context holds `n_tokens`, which `flags` allow; 0: those of prompt and completion.
+    Checks that the model's context holds `n_tokens` (0: prompt and completion); `flags` are those that an
+    error names.
     """
     or_fail(check_think_format, args.think_format)
     tokenizer = load_tokenizer(args.model)
@@ -232,7 +232,7 @@ def load_trained(
         token_ids: whose embeddings and rows of the LM head are trained too with LoRA.
     """
     dtype = "float32"  # an update of 1e-6 is lost in bfloat16
-    if args.lora_r:  # but for the adapter and a head nothing learns
+    if args.lora_r:  # only the adapter and a head are trained, so the others may be in bfloat16
         dtype = compute_dtype(args.dtype)
     elif folder:  # with LoRA the folder holds the adapter alone
         path = str(folder)
@@ -318,7 +318,7 @@ def load_learner(
     """
     torch.manual_seed(args.seed)  # LoRA's initial weights, and a critic's, which comes next
     model = load_trained(path, args, folder, token_ids=token_ids)
-    model = Policy(model, temperature)  # the loss is of what was sampled, at T
+    model = Policy(model, temperature)  # log-probabilities are those at which completions were sampled
     learner = prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, betas, args.optim)
     check_forward(learner.model, path, accelerator)
     return learner
@@ -348,8 +348,7 @@ def prepare_trained(
 ) -> Learner:
     """Places a model that learns, and makes its optimizer: "adamw", or "adamw_8bit" with moments in 8 bit."""
     model = to_device(accelerator, model, learns=True)
-    # made last: accelerate would tell weights apart by address, and those of other ranks than 0 had none
-    # before
+    # after sharding: accelerate matches weights by address, and those of other ranks than 0 had none before
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     options = {"lr": learning_rate, "betas": betas, "weight_decay": weight_decay}
     if optim == "adamw_8bit":
@@ -450,8 +449,8 @@ class Policy(nn.Module):
         mask = attention_mask if self.reads_mask else None
         output = causal_lm.base_model(input_ids=input_ids, attention_mask=mask, use_cache=False)
 
-        # the hidden state at position t predicts token t + 1: the first one we need is the prompt's last
-        # prompts and padding are left out before the head, whose logits are most of a small model's memory
+        # The hidden state at position t predicts token t + 1, so we start at the prompt's last token. Prompts
+        # and padding are left out before the head, as logits take most of a small model's memory.
         is_completion = completion_columns(attention_mask, completion_mask)
         hidden = output.last_hidden_state[:, :-1][is_completion[:, 1:]]
         targets = input_ids[is_completion]
@@ -478,16 +477,16 @@ class Policy(nn.Module):
     def _logprobs_of_chunk(
         self, hidden, weight, bias, targets, entropy_gradient: bool, extra: str
     ) -> tuple[torch.Tensor, ...]:
-        """Returns what `forward` does of N tokens, (N,) each, from their hidden states (N, width)."""
+        """Computes the results of `forward` for N tokens, (N,) each, from their hidden states (N, width)."""
         logits = F.linear(hidden, weight, bias)
-        # bfloat16 tells log-probabilities of 2 nats apart by 0.01 only
+        # near 2 nats bfloat16 has steps of 0.01
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         all_logprobs = (logits / self.temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
-        # without a bonus for entropy its graph would hold another tensor of all logits
+        # no gradient without an entropy bonus: its graph would keep a second tensor of all logits
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies = -(all_logprobs.exp() * all_logprobs).sum(-1)
         if extra == "likeliest":
@@ -557,16 +556,15 @@ def completion_columns(attention_mask: torch.Tensor, completion_mask: torch.Tens
 def reference_dtype(dtype: str = "auto") -> str:
     """Returns the dtype of the reference's weights, where `--dtype` is `dtype`.
 
-    That is bfloat16 under FSDP2 that computes in it, as FSDP2 rounds the policy's weights to it for each
-    forward. Without FSDP2 forwards are autocast, the reference's too: norms and the sum of the layers stay in
-    float32. So do the weights. A bfloat16 reference would be 0.05 nat a token from a policy that has learned
-    nothing (docs/gpu.md).
+    bfloat16 if FSDP2 computes in it, because FSDP2 rounds the policy's weights to it for each forward. Else
+    float32: forwards run under autocast, which keeps weights, norms and the residual stream in float32. There
+    a bfloat16 reference would be 0.05 nats per token from a policy that has learned nothing (docs/gpu.md).
     """
     return compute_dtype(dtype) if is_sharded_launch() else "float32"
 
 
 def load_reference(path: str, temperature: float, accelerator: Accelerator, dtype: str = "auto") -> Policy:
-    """Loads the model that the KL term keeps the policy close to: `path` is where the first run started."""
+    """Loads the model that the KL term keeps the policy close to; `path`: the one that this run started from."""
     model, _ = load_weights(transformers.AutoModelForCausalLM, path, reference_dtype(dtype), sharded=True)
     model = Policy(model, temperature).eval().requires_grad_(False)
     return to_device(accelerator, model, learns=False)
@@ -580,7 +578,7 @@ def compute_reference_logprobs(model: nn.Module, reference: nn.Module | None, in
     else:
         adapter = [weight for weight in model.parameters() if weight.requires_grad]
         with unwrap(model).disable_adapter():
-            # peft has frozen them, and FSDP2 takes the gradients' dtype from its first forward
+            # disable_adapter freezes them, and FSDP2 fixes the dtype of gradients at its first forward
             for weight in adapter:
                 weight.requires_grad_(True)
             logprobs, _ = model(*inputs)
@@ -617,8 +615,9 @@ def micro_batches(
 ) -> list[list]:
     """Groups rows of about equal length, longest first, into micro-batches of at most `max_tokens`.
 
-    Prompts, completions and padding count. A longer row is a micro-batch by itself. All processes
-    get equally many micro-batches: under FSDP2 each forward gathers weights from all of them.
+    Prompts, completions and padding count. A longer row is a micro-batch by itself. All processes must have
+    equally many rows, and get equally many micro-batches: under FSDP2 each forward gathers weights from all of
+    them.
     """
     rows = sorted(rows, key=length, reverse=True)
     n_batches = len(_chunks(rows, max_tokens, length))
@@ -697,8 +696,8 @@ def pad(rows: list[list[float]]) -> torch.Tensor:
 def set_old_logprobs(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes the policy's own log-probabilities, by this forward; to be called before the rollout's first
-    update."""
+    """Stores the policy's current log-probabilities as `old_logprobs` of each completion; to be called before
+    a rollout's first update."""
     set_reference_logprobs(
         model, model, completions, max_tokens, pad_token_id, accelerator, field="old_logprobs"
     )
@@ -713,7 +712,7 @@ def set_reference_logprobs(
     accelerator: Accelerator,
     field: str = "reference_logprobs",
 ) -> None:
-    """Notes the reference's log-probabilities in a field of completions; see `compute_reference_logprobs`."""
+    """Stores the reference's log-probabilities in a field of completions; see `compute_reference_logprobs`."""
     for members in micro_batches(completions, max_tokens, accelerator):
         inputs = _inputs_of(members, pad_token_id, accelerator)
         logprobs = compute_reference_logprobs(model, reference, inputs)
@@ -725,7 +724,7 @@ def set_reference_logprobs(
 def set_entropy_statistics(
     model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
 ) -> None:
-    """Notes mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
+    """Stores mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
 
     The rewards self_certainty and negative_entropy read them.
     """

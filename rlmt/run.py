@@ -62,8 +62,9 @@ class RunArgs:
     preset: str = ""
     """A name from PRESETS; flags override it."""
     chat_template: str = "auto"
-    """auto: the tokenizer's own if it keeps thinking, else its family's; or llama3, chatml, plain, or a Jinja
-    file. With a Zero format also a text file, the instruction before the prompt."""
+    """auto: the tokenizer's own if it leaves thinking unchanged, else the built-in one of its family. Or
+    llama3, chatml, plain, or a Jinja file. With --think-format zero_*, a text file replaces the built-in
+    instruction."""
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU, padding included. Bounds the memory of activations."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -105,8 +106,8 @@ class RolloutArgs(RunArgs):
     """Share of each GPU that vLLM reserves for a rollout; between rollouts it gives its memory back."""
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
-    HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
-    no key."""
+    HOST:PORT. OPENAI_API_KEY is sent to the OpenAI API and to OPENAI_BASE_URL alone; any other host gets a key
+    only if it is named here."""
     omit: tuple[str, ...] = ()
     """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     price: tuple[float, float] = (0.0, 0.0)
@@ -131,7 +132,8 @@ class ScoreArgs(RolloutArgs):
     """Held-out prompt rows, measured by --gold at the start and at every checkpoint, or after every round of
     DPO (held_out.jsonl, best_by_gold/)."""
     budget: float = 0.0
-    """US dollars that a judge may cost in this run; one of --gold may cost as much again. 0: no limit."""
+    """US dollars that the judge of --rewards may cost in this run; a judge of --gold has as much again. 0: no
+    limit."""
 
 
 @dataclass
@@ -143,9 +145,9 @@ class RLArgs(ScoreArgs):
     format:gate. See rewards/__init__.py."""
     on_bad_format: Literal["floor", "null", "score"] = "floor"
     """Reward of a malformed, empty or truncated completion. floor: `format_margin` below the lowest of its
-    group (of PPO, its step). score: that of its text as it is. null, the released code's strict mode: a text
-    without the tag that opens its response, or in a Zero format without the closing one behind it, is scored
-    as [NULL]; any other as it is. score and null concern the reward model alone."""
+    group (PPO: of the step). score: its text is scored as it is. null, the released code's strict mode: the
+    text [NULL] is scored if the response's opening tag is missing (Zero formats: or its closing tag), else as
+    it is. score and null change only what the reward model reads."""
     format_margin: float = 1.0
     """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest
     reward of its group."""
@@ -227,7 +229,7 @@ HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
 # a larger value continues a finished run
 LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
-FREE = (
+CHANGEABLE = (
     *LENGTH,
     "save_steps",
     "budget",
@@ -264,7 +266,7 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
 
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so
     the same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set,
-    or `args.resume` with equal arguments (except FREE) and constants.
+    or `args.resume` with equal arguments (except CHANGEABLE) and constants.
     A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
@@ -365,13 +367,13 @@ def _run_name(arguments: dict, script: str, model: str) -> str:
     if folder.name == "model":  # results/<run>/model: the run's name says more
         folder = folder.parent
     label = arguments.get("preset") or folder.name
-    key = hashlib.sha1(json.dumps(_lasting(arguments), sort_keys=True).encode()).hexdigest()[:6]
+    key = hashlib.sha1(json.dumps(_identity(arguments), sort_keys=True).encode()).hexdigest()[:6]
     return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
 
 
-def _lasting(arguments: dict) -> dict:
-    """Returns the arguments that cannot change without making it another run."""
-    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *FREE)}
+def _identity(arguments: dict) -> dict:
+    """Returns the arguments that identify a run: a resume must have the same."""
+    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *CHANGEABLE)}
 
 
 def _is_finished(run: Path, arguments: dict) -> bool:
@@ -392,6 +394,8 @@ def _check_new_run(run: Path, args) -> None:
     """Exits with 2 if the folder holds something that may not be replaced."""
     if not _contents(run):
         return
+    if args.resume:
+        fail(f"{run} has no config.json, so it cannot be resumed; take --overwrite, or another --out")
     if not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
     if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
@@ -405,7 +409,7 @@ def _check_resume(run: Path, now: dict) -> None:
     before = json.loads((run / "config.json").read_text())
     changed = []
     # constants at the top of a script are hyperparameters that a user edits inline
-    for old, new in ((before["args"], _lasting(now["args"])), (before["constants"], now["constants"])):
+    for old, new in ((before["args"], _identity(now["args"])), (before["constants"], now["constants"])):
         for name, value in new.items():
             if old.get(name) != value:
                 changed.append(f"{name} ({old.get(name)} -> {value})")
@@ -460,7 +464,7 @@ def resume(folder: Path, args, accelerator: Accelerator) -> Run:
     """Finds the last whole checkpoint, if `args.resume` is set, and cuts the logs back to it."""
     checkpoint = None
     first_step = 0
-    last_logged = -1  # a fresh start also drops rows of step 0, which held_out.jsonl has
+    last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
     if args.resume:
         checkpoint = latest(folder)
         accelerator.print(f"resumes from {checkpoint or 'the beginning'}", flush=True)
@@ -495,7 +499,8 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
     """Returns the rows of a step (from 1): `per_step` prompts, traces or pairs.
 
     They follow from (seed, step) alone, so a resumed run sees what an unbroken one sees. An epoch goes
-    through the rows once, in its own order; a remainder smaller than a step is left out, or is a step.
+    through the rows once, in its own order; a remainder smaller than a step is left out, or is a step. There
+    must be rows for a step.
     """
     steps_per_epoch = len(rows) // per_step
     if not leaves_out_rest:
@@ -550,8 +555,8 @@ class Timer:
         self.at_each_phase()
 
 
-def asks_somebody(args) -> bool:
-    """Tells whether a run waits for replies of a judge or a simulator."""
+def waits_for_endpoint(args) -> bool:
+    """Tells whether a run waits for replies of a judge or a simulated user."""
     simulator = getattr(args, "simulator", "")
     is_model = bool(simulator) and ".py:" not in simulator
     return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
@@ -603,10 +608,7 @@ class Training:
             self.measure(0)
         for step in range(self.run.first_step + 1, self.n_steps + 1):
             self.timer = Timer(at_each_phase=self._expect_progress)
-            if asks_somebody(self.run.args):
-                faulthandler.cancel_dump_traceback_later()  # until the first phase ends
-            else:
-                self._expect_progress()
+            self._expect_progress()
             seed_step(seed, step - 1, accelerator)
             yield step
             if self.end_reason:
@@ -676,10 +678,10 @@ class Training:
         """Ends the process with the stacks of its threads, unless this is called again within
         STALL_MINUTES.
 
-        The timer is a thread without the GIL, so it also ends a process whose GIL is held. A debugger may
-        take longer.
+        The timer's thread does not need the GIL, so it works while another thread holds it. It is off under
+        a debugger, and in runs that wait for a judge or a simulator, whose client has limits of its own.
         """
-        if sys.gettrace() is None:
+        if sys.gettrace() is None and not waits_for_endpoint(self.run.args):
             faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
 
     def on_sigterm(self, number, frame) -> None:
@@ -699,7 +701,7 @@ class Training:
             self.tracker.finish()
 
 
-STALL_MINUTES = 60  # a phase that takes longer ends the run, unless it asks a judge or a simulator
+STALL_MINUTES = 60  # a phase that takes longer ends the run
 STOPPED = 143  # exit code after SIGTERM; a shell has the same
 STDERR = 2  # its number, which signal handlers and timers need
 
@@ -766,8 +768,8 @@ _HELD_GROUPS = []
 def _hold_process_group() -> None:
     """Keeps the process group until the process ends.
 
-    Otherwise a DDP model is the last to hold it. It frees it under the GIL and waits for gloo's thread, which
-    may itself wait for the GIL: one exit in some dozens hung.
+    Otherwise a DDP model is the last to hold it. Freeing it holds the GIL and joins gloo's thread, which may
+    need the GIL: one exit in some dozens hung.
     """
     if torch.distributed.is_initialized():
         _HELD_GROUPS.append(torch.distributed.group.WORLD)

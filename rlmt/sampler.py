@@ -75,7 +75,7 @@ class Completion:
     sampler_logprobs: list[float] | None = None
     """The sampler's log-probability of each token, nats."""
     old_logprobs: list[float] | None = None
-    """That of the policy before the first update of the rollout; None where there is only one."""
+    """The policy's log-probabilities before the rollout's first update; None if there is one update."""
     reference_logprobs: list[float] | None = None
     """That of the reference."""
     values: list[float] | None = None
@@ -114,7 +114,8 @@ class Completion:
 
 
 def text_of(tokenizer: Tokenizer, sample: Sample) -> str:
-    """Decodes a sample without its end of turn: `stop_ids` of rlmt/chat.py or benchmarks/shipped.py."""
+    """Decodes a sample without its end of turn, one of `tokenizer.stop_ids` (of prepare_tokenizer, or of
+    benchmarks/shipped.py)."""
     ids = sample.ids
     if ids and ids[-1] in tokenizer.stop_ids:
         ids = ids[:-1]
@@ -438,8 +439,8 @@ def saved_sampler(
         rollout: whether vLLM samples, see `wants_vllm`.
         batch_size: completions that transformers' generate samples at once.
         url: of a vLLM server that is there already; empty: one is started.
-        key_env: names the key for that server, see rlmt/endpoint.py.
-        gpus: what a server that is started gets of them, see rlmt.vllm.serve.
+        key_env: HOST=NAME words, the variable with the key for that server.
+        gpus: options of rlmt.vllm.serve, such as `memory`; unused with `url`.
     """
     with contextlib.ExitStack() as stack:
         if url or wants_vllm(rollout):
@@ -473,7 +474,7 @@ def generate(
     completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
-    # of 64 bits, as torch and vLLM take no more; DPO makes longer ones of a date as --seed
+    # torch and vLLM take 64 bits at most; those of DPO's rounds are longer if --seed is a date, say
     first_seed = seed % 2**32 * 1_000_003
     seeds = [first_seed + place for place in range(len(prompts))]
     with (
@@ -556,8 +557,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
     }
     well_formed = [c for c in completions if c.status == "ok"]
     for name in completions[0].rewards:
-        # the proxy is of well-formed text alone; --on-bad-format says what a malformed completion is scored
-        # as
+        # the mean of well-formed completions alone, as others may have been scored as another text
+        # (--on-bad-format)
         counted = well_formed if name == "preference" else completions
         known = [c.rewards[name] for c in counted if c.rewards[name] is not None]
         if known:
