@@ -394,7 +394,7 @@ def _check_new_run(run: Path, args) -> None:
     """Exits with 2 if the folder holds something that may not be replaced."""
     if not _contents(run):
         return
-    if args.resume:
+    if args.resume and not args.overwrite:
         fail(f"{run} has no config.json, so it cannot be resumed; take --overwrite, or another --out")
     if not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")

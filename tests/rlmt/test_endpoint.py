@@ -293,6 +293,7 @@ def test_equal_prompts_get_an_answer_each(serve, tmp_path):
         "concurrency": 1,
         "key_env": (),
         "omit": (),
+        "max_invalid": 0.01,
         "seed": 0,
     }
     tasks = []

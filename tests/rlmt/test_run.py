@@ -98,7 +98,7 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     mine.parent.mkdir()
     mine.touch()
     assert "results/a exists; --resume continues it" in exits(start, Args(out="results/a"))
-    assert "mine exists" in exits(start, Args(out="mine", resume=True))
+    assert "mine has no config.json" in exits(start, Args(out="mine", resume=True))
     for folder in ("mine", "results"):  # never a run of ours, and the parent of one
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
     assert mine.exists() and (run / "config.json").exists()
