@@ -54,6 +54,7 @@ from rlmt.model import (
     collate,
     compute_reference_logprobs,
     count_tokens,
+    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -566,15 +567,15 @@ def main(args: Args) -> None:
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
             train.timer.end("advantage")
 
-            # 4. update
+            # 4. update, in which all processes have completions of about equal lengths
+            everyone = gather_object(completions)
+            dealt = deal(everyone, accelerator)
             if args.updates_per_rollout > 1:
                 # later updates compare the policy with what it was before the first
-                set_old_logprobs(
-                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
-                )
+                set_old_logprobs(model, dealt, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)
             updates = []
             # its order has a seed of its own: those of `replace_flat_groups` end with 1 and more
-            for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+            for mini_batch in mini_batches(dealt, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 update_metrics = accumulate_gradients(
                     mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
                 )
@@ -588,7 +589,6 @@ def main(args: Args) -> None:
             train.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
-            everyone = gather_object(completions)
             metrics |= completion_metrics(everyone)
             if collapse:
                 metrics |= collapse.indicators(everyone)

@@ -54,6 +54,7 @@ from rlmt.model import (
     collate,
     completion_columns,
     count_tokens,
+    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -518,7 +519,9 @@ def main(args: Args) -> None:
             metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
             train.timer.end("reward")
 
-            # 3. advantage: the rewards of tokens, carried back along the critic's values
+            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
+            # processes have completions of about equal lengths
+            completions = deal(gather_object(completions), accelerator)
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if args.updates_per_rollout > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled

@@ -51,6 +51,7 @@ from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     check_finite,
     clip_gradients,
+    deal,
     load_learner,
     load_policy_tokenizer,
     n_tokens_of,
@@ -459,11 +460,12 @@ def main(args: Args) -> None:
             check_any_reward(rewards)
             train.timer.end("rollout")
 
-            # 3. advantage
+            # 3. advantage; then all processes have conversations of about equal lengths
             rewards_P_G = rewards.view(args.prompts_per_step, args.group_size)
             if has_critic:
                 metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
                 critic = learners["critic"].model
+                conversations = deal(gather_object(conversations), accelerator)
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
@@ -473,6 +475,7 @@ def main(args: Args) -> None:
                 metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
                 train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
+                conversations = deal(gather_object(conversations), accelerator)
             train.timer.end("advantage")
 
             # 4. update

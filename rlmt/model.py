@@ -288,6 +288,10 @@ def load_trained(
                 trainable_token_indices=rows_of,
             )
             model = or_fail(get_peft_model, model, lora)
+        for module in model.modules():
+            # autocast would undo peft's cast of a layer's input to float32 at once
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
         # peft gives the adapter the dtype of the frozen weights
         for weight in model.parameters():
             if weight.requires_grad:
@@ -441,7 +445,7 @@ class Policy(nn.Module):
             completion_mask: (B, T).
             entropy_gradient: whether entropies are differentiable.
             extra: name of a third result (B, T). "likeliest": 1 where the token is the likeliest one.
-                "kl_uniform": KL(uniform || policy), nats.
+                "kl_uniform": KL(uniform || policy), nats. "none": log-probabilities alone, without entropies.
         """
         causal_lm = self.model
         if has_adapter(causal_lm):
@@ -485,6 +489,8 @@ class Policy(nn.Module):
             logits = self.softcap * torch.tanh(logits / self.softcap)
         all_logprobs = (logits / self.temperature).log_softmax(-1)
         logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        if extra == "none":
+            return (logprobs,)
 
         # no gradient without an entropy bonus: its graph would keep a second tensor of all logits
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
@@ -574,15 +580,23 @@ def load_reference(path: str, temperature: float, accelerator: Accelerator, dtyp
 def compute_reference_logprobs(model: nn.Module, reference: nn.Module | None, inputs: tuple) -> torch.Tensor:
     """Returns the log-probabilities (B, T) of the reference: if None, of the policy without its adapter."""
     if reference is not None:
-        logprobs, _ = reference(*inputs)
+        (logprobs,) = reference(*inputs, extra="none")
+        reshard(reference)
     else:
         adapter = [weight for weight in model.parameters() if weight.requires_grad]
         with unwrap(model).disable_adapter():
             # disable_adapter freezes them, and FSDP2 fixes the dtype of gradients at its first forward
             for weight in adapter:
                 weight.requires_grad_(True)
-            logprobs, _ = model(*inputs)
+            (logprobs,) = model(*inputs, extra="none")
     return logprobs
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees the whole weights that FSDP2 keeps of the last layers after a forward without a backward."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):  # an FSDPModule
+            module.reshard()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -833,9 +847,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
     All processes must iterate. Buffers that are saved count as weights.
     """
-    for module in model.modules():
-        if hasattr(module, "reshard"):  # an FSDPModule
-            module.reshard()  # a forward without a backward leaves the last layers gathered
+    reshard(model)
     inner = unwrap(model)
     original = inner
     if has_adapter(inner):

@@ -54,6 +54,7 @@ class Engine:
     Args:
         max_length: tokens of the longest prompt and completion together; None: the model's context.
         memory: share of each GPU that vLLM reserves.
+        n_sequences: completions that are sampled at once.
         dtype: that of weights and computation, see utils.compute_dtype.
     """
 
@@ -64,6 +65,7 @@ class Engine:
         model: str,
         max_length: int | None,
         memory: float,
+        n_sequences: int,
         dtype: str = "auto",
     ):
         from vllm import LLM  # seconds to import
@@ -82,6 +84,7 @@ class Engine:
             # on a CPU a seeded request fails whose prompt is split among batches
             "enable_chunked_prefill": on_gpu,
             "max_model_len": max_length,
+            "max_num_seqs": n_sequences,
             "gpu_memory_utilization": memory,
             "enable_sleep_mode": on_gpu,  # vLLM cannot sleep on a CPU
             "seed": PartialState().process_index,
@@ -271,6 +274,7 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
         if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
             del environment[name]
     environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork cannot use CUDA after its parent did
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

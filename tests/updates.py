@@ -8,8 +8,8 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from rlmt import model as policies
-from rlmt.model import Learner, Policy, clip_gradients
-from rlmt.sampler import Completion, share_of
+from rlmt.model import Learner, Policy, clip_gradients, deal
+from rlmt.sampler import Completion
 from script_runs import BASE, REWARD_MODEL
 import train_grpo
 import train_ppo
@@ -68,7 +68,7 @@ def ppo_updates(accelerator) -> dict:
     batching = (args.micro_batch_tokens, 0, accelerator)
     steps = []
     for completions in stored_conversations():
-        own = share_of(completions, accelerator)
+        own = deal(completions, accelerator)
         train_ppo.set_values(critic, own, *batching)
         policies.set_old_logprobs(model, own, *batching)
         policies.set_reference_logprobs(model, reference, own, *batching)
@@ -93,7 +93,7 @@ def grpo_updates(accelerator) -> dict:
     reference = policies.load_reference(BASE, 0.9, accelerator)
     steps = []
     for completions in stored_completions(12, 3):
-        own = share_of(completions, accelerator)
+        own = deal(completions, accelerator)
         means = train_grpo.accumulate_gradients(own, model, reference, args, 0, accelerator)
         means["grad_norm"] = clip_gradients(model, 1.0)
         optimizer.step()
@@ -118,7 +118,7 @@ def bfloat16_updates(accelerator) -> dict:
     summed_in = str(plugin.mixed_precision_policy.reduce_dtype)
     plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     args = train_grpo.Args(beta=0.1, lora_r=4, **FLAGS)
-    own = share_of(stored_completions(12, 1)[0], accelerator)
+    own = deal(stored_completions(12, 1)[0], accelerator)
     adapted, _ = load_policy(args, accelerator)
     train_grpo.accumulate_gradients(own, adapted, None, args, 0, accelerator)
     [dtype] = {str(weight.grad.dtype) for weight in adapted.parameters() if weight.requires_grad}

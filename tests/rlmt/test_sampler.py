@@ -80,7 +80,7 @@ def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
     """
     found = {}
     for kind, folder in (("tied", saved), ("untied", untied)):
-        engine = vllm_engine.Engine(folder, max_length=256, memory=0.85)
+        engine = vllm_engine.Engine(folder, max_length=256, memory=0.85, n_sequences=64)
         found[kind] = Sampler(engine, tokenizer, Sampling(0.7, 16))
     return found
 

@@ -89,8 +89,9 @@ def token_losses(policy, reference, one, advantages, beta: float, entropy_coef: 
 
 def halves(completions: list) -> list[list]:
     """Splits those of the first step as the seed (0, 0, 0) does."""
+    longest_first = sorted(completions, key=lambda one: -len(one.prompt_ids + one.ids))
     order = np.random.default_rng((0, 0, 0)).permutation(len(completions))
-    return [[completions[place] for place in half] for half in np.array_split(order, 2)]
+    return [[longest_first[place] for place in half] for half in np.array_split(order, 2)]
 
 
 def n_tokens_of(completions: list) -> int:
