@@ -41,7 +41,7 @@ QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} 
 @dataclass
 class Args:
     table: str = ""
-    """1, 2, 3, 4, 8, 9, 10, toy, rewards, or one of a file of your own in experiments/."""
+    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/."""
     row: str = ""
     """One row of the table; empty: all of them."""
     # what to do
