@@ -30,7 +30,9 @@ ends without a score, and --resume asks these again.
 Data, model, judge and what a check of answers needs are checked before anything is generated; a judge behind
 an endpoint is asked its first request, about an answer of two lines. `--dry-run` makes the same checks.
 
-The judge's instructions are our own wording, so numbers cannot be compared with published ones. For that,
+The judge's instructions are our own wording, so numbers cannot be compared with published ones. So are the
+prompts of popqa, mmlu_redux, math500 and zebralogic; those of the paper's authors are in programs of their
+repository, which `--template FILE.py` runs (benchmarks/authors.py). For a judge
 pass the official instructions, `--template FILE`, or let the official tool judge and score what it stored
 with --from. A template is used verbatim; summary.json names it as `wording`. PLACEHOLDERS in
 benchmarks/NAME.py has the names to be filled in, as `{$name}` or `{name}`; our own template above it shows
@@ -57,13 +59,13 @@ from rlmt.endpoint import Reply
 from rlmt.run import parse_args, start_run
 import tyro
 
-from benchmarks import reward_model, shared
+from benchmarks import authors, reward_model, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
 from rewards import sandbox
-from utils import fail
+from utils import fail, or_fail
 
 
 # of the judge about an answer that is missing
@@ -103,12 +105,19 @@ def check_args(args: Args) -> None:
     benchmark = BENCHMARKS[args.name]
     if benchmark.judge and (not args.judge or ".py:" in args.judge):
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
-    if not benchmark.judge and (args.judge or args.template):
-        fail(f"{args.name} has no judge; leave --judge and --template out")
+    if not benchmark.judge and args.judge:
+        fail(f"{args.name} has no judge; leave --judge out")
+    if not has_words(args.name) and args.template:
+        fail(f"{args.name}: its tasks are asked as they are; leave --template out")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
         fail(
             f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
         )
+
+
+def has_words(name: str) -> bool:
+    """Tells whether a judge, or else the model, reads words that are not the tasks' own."""
+    return BENCHMARKS[name].judge is not None or BENCHMARKS[name].several_samples
 
 
 def tasks_to_ask(args: Args) -> list[dict]:
@@ -130,11 +139,15 @@ def tasks_to_ask(args: Args) -> list[dict]:
     check = BENCHMARKS[args.name].check
     if check:
         check(tasks)
+    if args.template and not BENCHMARKS[args.name].judge:
+        or_fail(authors.add_prompts, Path(args.template), tasks)
     return tasks
 
 
 def messages_of(args: Args, task: dict) -> list[dict]:
     """Returns the conversation that the model answers."""
+    if "asked" in task:
+        return task["asked"]
     return [{"role": "user", "content": BENCHMARKS[args.name].prompt.format(**task)}]
 
 
@@ -349,7 +362,7 @@ def main(args: Args) -> None:
         **shared.describe(answers),
         "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }
-    if args.judge:
+    if has_words(args.name):
         summary["wording"] = describe_wording(args.template)
     shared.save_results(run, summary, index_rows(args, numbers, fingerprint))
 

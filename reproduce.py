@@ -41,7 +41,7 @@ QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} 
 @dataclass
 class Args:
     table: str = ""
-    """1, 2, 3, 4, 8, 9, 10, toy, rewards, or one of a file of your own in experiments/."""
+    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/."""
     row: str = ""
     """One row of the table; empty: all of them."""
     # what to do
@@ -65,9 +65,9 @@ class Args:
     """How the judges are asked, as one text: --judge-flags="--judge-url URL --budget 20 --price 2.5 10".
     The budget is that of each evaluation; the price is the dearest judge's."""
     templates: str = ""
-    """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, or a folder
-    laid out like it (experiments/evaluate.sh). Empty: our own wording. What is finished is not judged
-    again."""
+    """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, which also
+    has the tasks' prompts, or a folder laid out like it (experiments/evaluate.sh). Empty: our own wording.
+    What is finished is not asked or judged again."""
 
 
 # --- 1. lines of experiments/*.sh

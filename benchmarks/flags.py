@@ -71,7 +71,7 @@ class JudgeFlags:
     """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
     template: str = ""
     """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
-    several."""
+    several. Of a benchmark without a judge, the authors' program that makes its prompts."""
     judge_max_tokens: int = 1024
     """Tokens of a judge's reply; one that thinks needs more."""
     judge_tensor_parallel: int = 1

@@ -24,8 +24,7 @@ from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, ta
 
 KEYS = ("key", "prompt")  # the official files have the prompt only
 RULES = ("strict", "loose")
-NLTK_DATA = ("tokenizers/punkt_tab/english", "corpora/stopwords", "taggers/averaged_perceptron_tagger_eng")
-SOME_TEXT = "One text.\n\nAnother one."
+SOME_TEXT = ("One text. " * 4 + "\n\n") * 10  # so many sentences that most numbers of a task find their place
 
 
 def load_tasks(data: Path) -> list[dict]:
@@ -37,14 +36,28 @@ def load_tasks(data: Path) -> list[dict]:
 
 @functools.cache
 def require_nltk_data() -> None:
-    """Raises FileNotFoundError, which names the download, if a part of NLTK's data is missing."""
+    """Raises FileNotFoundError, which names the download, if NLTK cannot read a part of its English data."""
     import nltk
 
     try:
-        list(map(nltk.data.find, NLTK_DATA))
-    except LookupError:
+        nltk.pos_tag(nltk.word_tokenize(SOME_TEXT))
+        nltk.corpus.stopwords.words("english")
+    except (LookupError, OSError):
         names = "punkt_tab stopwords averaged_perceptron_tagger_eng"
-        raise FileNotFoundError(f"NLTK's data is missing; run: python -m nltk.downloader {names}") from None
+        raise FileNotFoundError(
+            f"NLTK's English data is missing; run: python -m nltk.downloader {names}"
+        ) from None
+
+
+class NothingIsDrawn:
+    """Takes the place of `random` in both packages; what it lacks is an AttributeError."""
+
+    @staticmethod
+    def randint(low: int, high: int) -> int:
+        # for a span from word 0, which IFBench takes for a missing argument
+        if low == 0:
+            return 0
+        raise ValueError("an argument is missing or below 0")
 
 
 @functools.cache
@@ -66,21 +79,10 @@ def ifeval_checkers() -> dict[str, type]:
 
     instructions_registry.INSTRUCTION_DICT["keywords:letter_frequency"] = LetterFrequency
     instructions_util.count_words = count_words
-    instructions.random = None  # an AttributeError in place of a random argument
-    instructions_util.random = None
+    instructions.random = instructions_util.random = NothingIsDrawn
     langdetect.DetectorFactory.seed = 0
     logging.getLogger(instructions.__name__).setLevel(logging.CRITICAL)  # it prints texts without a language
     return instructions_registry.INSTRUCTION_DICT
-
-
-class NothingIsDrawn:
-    """Takes the place of IFBench's `random`."""
-
-    @staticmethod
-    def randint(low: int, high: int) -> int:
-        if low == 0:  # for a span from word 0, which the package takes for a missing argument
-            return 0
-        raise ValueError("an argument is missing")
 
 
 @functools.cache
@@ -94,11 +96,11 @@ def ifbench_checkers() -> dict[str, type]:
     spacy_cli.download = nltk.download
     in_place_of_spacy = {"spacy": types.ModuleType("spacy"), "spacy.cli": spacy_cli}
     sys.modules.update(in_place_of_spacy)
-    from ifbench import instructions, instructions_registry
+    from ifbench import instructions, instructions_registry, instructions_util
 
     for name in in_place_of_spacy:
         del sys.modules[name]
-    instructions.random = NothingIsDrawn
+    instructions.random = instructions_util.random = NothingIsDrawn
     return instructions_registry.INSTRUCTION_DICT
 
 
@@ -108,10 +110,16 @@ def make_checker(name: str, prompt: str, kwargs: dict) -> Callable[[str], bool]:
     if name not in classes:
         raise ValueError(f"unknown instruction {name}")
     instruction = classes[name](name)
-    given = {key: value for key, value in kwargs.items() if value}  # as the official tools hand them over
+    # the official tools leave out 0 too, and draw a number for it
+    given = {key: value for key, value in kwargs.items() if value or value == 0}
     instruction.build_description(**given)
-    if "prompt" in (instruction.get_instruction_args() or {}):
+    used = instruction.get_instruction_args() or {}
+    if "prompt" in used:
         instruction.build_description(prompt=prompt)
+        return instruction.check_following
+    for key, value in used.items():
+        if type(value) is not type(given.get(key)):
+            raise TypeError(f"{key} is {given.get(key)!r}, and would become {value!r}")
     return instruction.check_following
 
 
@@ -119,15 +127,18 @@ def make_checkers(task: dict) -> list[Callable[[str], bool]]:
     """Returns the checkers of a task's instructions; raises ValueError if they cannot be checked with their
     arguments."""
     require_nltk_data()
-    names = task["instruction_id_list"]
     checkers = []
     try:
-        for name, kwargs in zip(names, task["kwargs"], strict=True):
+        for name, kwargs in zip(task["instruction_id_list"], task["kwargs"], strict=True):
             checkers.append(make_checker(name, task.get("prompt", ""), kwargs))
             checkers[-1](SOME_TEXT)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        given = f"instructions {names} with kwargs {task.get('kwargs')}"
-        raise ValueError(f"task {task['key']}: {given} cannot be checked: {error!r}") from error
+    except Exception as error:  # of two packages, which test their arguments little
+        given = {field: task.get(field) for field in ("instruction_id_list", "kwargs")}
+        raise ValueError(
+            f"task {task['key']}: {given} cannot be checked ({error!r}); give each argument, with its type"
+        ) from error
+    if not checkers:
+        raise ValueError(f"task {task['key']}: instruction_id_list is empty")
     return checkers
 
 

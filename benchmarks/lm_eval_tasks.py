@@ -1,4 +1,4 @@
-"""Makes single tasks of lm_eval importable: its own package of tasks loads what all of them need."""
+"""Makes single modules of a package importable whose own import loads what all of them need."""
 
 import sys
 import types
@@ -7,8 +7,13 @@ from pathlib import Path
 import lm_eval
 
 
+def add_package(name: str, folder: Path) -> None:
+    """Puts a package of the modules in `folder` in the place of `name`, which imports nothing by itself."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(folder)]
+    sys.modules.setdefault(name, package)
+
+
 def prepare() -> None:
-    """Puts a package of the same folder in the place of lm_eval.tasks, which imports nothing by itself."""
-    package = types.ModuleType("lm_eval.tasks")
-    package.__path__ = [str(Path(lm_eval.__file__).parent / "tasks")]
-    sys.modules.setdefault("lm_eval.tasks", package)
+    """Does so for lm_eval.tasks."""
+    add_package("lm_eval.tasks", Path(lm_eval.__file__).parent / "tasks")

@@ -18,7 +18,8 @@ set -euo pipefail
 : "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${SHOW:=}"             # 1: prints the commands instead
 : "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
-                          # authors' repository; empty: our own wording. Theirs has none for arenahard2: put hard_prompt.txt
+                          # authors' repository, whose programs with the tasks' prompts are in the folder above it; empty:
+                          # our own wording. Theirs has none for arenahard2: put hard_prompt.txt
                           # (and creative_writing.txt) into its arena_hard_v2/
 
 # start_server: sets url, and leaves it empty if the benchmarks sample by themselves
@@ -52,7 +53,7 @@ for benchmark in "$@"; do
   others="eval_benchmarks.py $benchmark --temperature 0.7"
   gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
   gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
-  file="" # of the judge's instructions in $TEMPLATES
+  file="" # of the words of judge or task in $TEMPLATES
   case $benchmark in
     wildbench) words="$wildbench --tasks data/wildbench.jsonl $gpt4o" file=wildbench/eval_template.pairwise ;;
     wildbench-g)
@@ -65,12 +66,12 @@ for benchmark in "$@"; do
       words="$others --data data/creative_writing $gpt41"
       file=creativewritingv3/creative_writing_judging_prompt.txt
       ;;
-    popqa) words="$others --data akariasai/PopQA" ;;
+    popqa) words="$others --data akariasai/PopQA" file=../popqa.py ;;
     ifbench) words="$others --data allenai/IFBench_test" ;;
     ifeval) words="$others --data google/IFEval" ;;
-    mmlu_redux) words="$others --data data/mmlu_redux" ;;
-    math500) words="$others --data HuggingFaceH4/MATH-500" ;;
-    zebralogic) words="$others --data data/zebralogic" ;;
+    mmlu_redux) words="$others --data data/mmlu_redux" file=../mmlu_redux_cot.py ;;
+    math500) words="$others --data HuggingFaceH4/MATH-500" file=../math_500.py ;;
+    zebralogic) words="$others --data data/zebralogic" file=../zebra_logic.py ;;
     *) echo "error: evaluate.sh knows no benchmark $benchmark" >&2 && exit 2 ;;
   esac
   template=()
@@ -78,7 +79,7 @@ for benchmark in "$@"; do
     if [ -e "$TEMPLATES/$file" ]; then
       template=(--template "$TEMPLATES/${file%hard_prompt.txt}")
     else
-      echo "no $TEMPLATES/$file: $benchmark is judged in our own wording" >&2
+      echo "no $TEMPLATES/$file: $benchmark has our own wording" >&2
     fi
   fi
   command=(python $words --model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS"

@@ -36,7 +36,8 @@ AVERAGES = {  # the paper's column: the columns whose mean it is
     "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
     "Avg4": ("WB", "AE2", "AH2", "CWv3"),
 }
-JUDGED = ("WB", "AE2", "AH2", "CWv3", "WB_G")
+# printed numbers are rounded to 0.1: so much may an average differ from the mean of its parts
+ROUNDING = 0.1
 AS_RELEASED = "-as-released"  # ends the name of a row that evaluates the checkpoint of the paper's authors
 
 TOY_COLUMNS = {  # column: (metric, temperature, tasks; all if empty)
@@ -61,8 +62,8 @@ REWARDS_COLUMNS = {
 TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
 NUMBERS = (  # columns of a table as csv
-    "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper difference "
-    "status wording"
+    "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper paper_parts difference "
+    "status sampling judge wording"
 ).split()
 SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
 # what a line of runs.csv, or of a run's task_means.csv, is about
@@ -84,8 +85,8 @@ AVERAGED = (
 
 
 def read_index(folder: Path) -> pd.DataFrame:
-    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name,
-    and its `folder`.
+    """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, its
+    `folder`, and `sampling`.
 
     Runs with other names are left out. Of two lines for the same value the later one counts.
     """
@@ -95,14 +96,30 @@ def read_index(folder: Path) -> pd.DataFrame:
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1).dropna(subset="row")
     index["folder"] = [folder / run for run in index["run"]]
+    limits = [limits_of(run) for run in index["folder"]]
+    index["sampling"] = (
+        "temperature " + index["temperature"].map("{:g}".format) + ", " + pd.Series(limits, index.index)
+    )
     return index.drop_duplicates(["run", *MEASURE], keep="last")
+
+
+def limits_of(run: Path) -> str:
+    """Returns how a run's answers were limited, as its config.json says."""
+    path = run / "config.json"
+    if not path.exists():
+        return "limits unknown"
+    args = json.loads(path.read_text())["args"]
+    limits = f"top-p {args['top_p']:g}, {args['max_tokens']} tokens at most"
+    if args.get("max_thinking_tokens"):
+        limits += f", {args['max_thinking_tokens']} of thinking"
+    return limits
 
 
 def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.DataFrame:
     """Returns the lines of a row that a column shows, one a seed; none of an average."""
     if column not in columns:
         return of_row[:0]
-    if columns is BENCHMARKS:
+    if column in BENCHMARKS:
         evaluation, metric = columns[column]
         return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)]
     metric, temperature, tasks = columns[column]
@@ -132,6 +149,8 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     if len(values) > 1:
         cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
     cell |= {"n_invalid": values["n_invalid"].sum(), "task": cell["benchmark"], "status": "measured"}
+    cell["sampling"] = " and ".join(values["sampling"].unique())
+    cell["wording"] = wording_of(cell["folder"])
     return cell | over_seeds(values["value"])
 
 
@@ -216,8 +235,6 @@ def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> p
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
             line["status"] = "model of others"
-        if cell["benchmark"] in JUDGED and line["seeds"]:
-            line["wording"] = wording_of(line["folder"])
         lines.append(line)
     numbers = pd.DataFrame(lines, columns=[*NUMBERS, "task", "fingerprint"])
     numbers.loc[numbers["benchmark"].isin(PERCENT), SCALED] *= 100
@@ -225,6 +242,9 @@ def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> p
     for cell in numbers[numbers["benchmark"].isin(AVERAGES)].itertuples():
         of_row = numbers[numbers["row"] == cell.row]
         parts = of_row[of_row["benchmark"].isin(AVERAGES[cell.benchmark])]
+        paper_parts = parts["paper"].mean()
+        if abs(cell.paper - paper_parts) > ROUNDING:
+            numbers.loc[cell.Index, "paper_parts"] = paper_parts
         seeds = parts["seeds"].min()
         if seeds and seeds == parts["seeds"].max():
             average = [parts["ours"].mean(), seeds, "measured"]
@@ -233,12 +253,13 @@ def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> p
     return numbers
 
 
-def wording_of(run: Path) -> str:
-    """Returns whose words the judge of a run read, as its summary says."""
+def wording_of(run: Path) -> str | None:
+    """Returns whose words the judge or the model of a run read, as its summary says; None if the data have all
+    of them."""
     path = run / "summary.json"
     if not path.exists():
         return "unknown"
-    return json.loads(path.read_text()).get("wording", "unknown")
+    return json.loads(path.read_text()).get("wording")
 
 
 # --- 3. tables for people
@@ -253,7 +274,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 def write_cell(cell, digits: int, alone: str) -> str:
     """Writes `ours ± half the interval over tasks, ± over seeds (the paper's)`, each where there is one.
 
-    A number without an interval over tasks has the format `alone`.
+    A number without an interval over tasks has the format `alone`. A * marks an average that its parts contradict.
     """
     text = ""
     if not pd.isna(cell.low):
@@ -264,6 +285,8 @@ def write_cell(cell, digits: int, alone: str) -> str:
         text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds} seeds"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
+    if not pd.isna(cell.paper_parts):
+        text += "*"
     return text.strip()
 
 
@@ -306,6 +329,17 @@ def counts(numbers: pd.DataFrame) -> str:
     return f"n of each seed: {'; '.join(parts)}."
 
 
+def describe(numbers: pd.DataFrame, key: str, title: str) -> list[str]:
+    """Writes each value of `key` with its columns, and with its rows where those of a column differ."""
+    columns_of = {}
+    for column, rows in rows_by(numbers, key):
+        value = rows.index[0]
+        if len(rows) > 1:
+            value = "; ".join(rows.index + " (" + rows + ")")
+        columns_of.setdefault(value, {})[column] = None
+    return [f"{title} of {'; '.join(columns)}: {value}." for value, columns in columns_of.items()]
+
+
 def rows_by(table: pd.DataFrame, key: str) -> Iterator[tuple[str, pd.Series]]:
     """Yields each column, and the names of its rows, as one text, with each value of `key`."""
     for (column, _), cells in table.dropna(subset=key).groupby(["benchmark", "task"], sort=False):
@@ -319,9 +353,14 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
         notes.insert(0, PRINTED)
     if numbers["benchmark"].isin(AVERAGES).any():
         notes.append(AVERAGED)
-    for column, rows in rows_by(numbers, "wording"):
-        sides = "; ".join(rows.index + " (" + rows + ")")
-        notes.append(f"Judge's instructions of {column}: {sides}.")
+    for cell in numbers.dropna(subset="paper_parts").itertuples():
+        notes.append(
+            f"* The paper's {cell.benchmark} of {cell.row}, {cell.paper:g}, contradicts its parts, whose mean is "
+            f"{cell.paper_parts:.2f}."
+        )
+    notes += describe(numbers, "sampling", "Sampling")
+    notes += describe(numbers, "judge", "Judge or simulated user")
+    notes += describe(numbers, "wording", "Words (of the judge, else of the prompt)")
     if numbers["n"].notna().any():
         notes.append(counts(numbers))
     for column, rows in rows_by(numbers, "fingerprint"):
@@ -350,7 +389,8 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         if table.isdecimal():
             name = f"table{table}"
         is_toy = first.evaluations == ("gold",)
-        columns = BENCHMARKS
+        evaluations = {evaluation for block in blocks.values() for evaluation in block.evaluations}
+        columns = {column: place for column, place in BENCHMARKS.items() if place[0] in evaluations}
         if is_toy:
             columns = TOY_TABLES.get(table, OWN_COLUMNS)
         numbers = build_table(table, blocks, read_index(results / first.folder), columns)

@@ -72,6 +72,65 @@ def write(path: Path, content) -> Path:
     return path
 
 
+# --- words
+
+BASE = "class ReasonBenchmark:\n    _registry = {}\n"
+PROGRAM = """import json
+from .benchmark_utils import ReasonBenchmark
+class Theirs:
+    @classmethod
+    def _inner_load(cls):
+        rows = map(json.loads, open(cls._cfg["test_file"])) if LINES else json.load(open(cls._cfg["data_file"]))
+        return [{"input_prompt": PROMPT} for row in rows if row["id"] != "x"]
+ReasonBenchmark._registry[__name__.rpartition(".")[2]] = Theirs
+"""
+
+
+@pytest.mark.parametrize(
+    "name, program, prompt",
+    [
+        ("popqa", "popqa", '[{"role": "user", "content": "In short: " + row["question"]}]'),
+        ("zebralogic", "zebra_logic", '"Solve: " + row["puzzle"]'),
+    ],
+)
+def test_tasks_are_asked_in_the_words_of_the_authors_program(
+    name, program, prompt, tmp_path, capsys, monkeypatch
+):
+    """Programs in the form of theirs, whose package loads what is not installed here."""
+    text = PROGRAM.replace("PROMPT", prompt).replace("LINES", str(name == "zebralogic"))
+    files = {"__init__.py": "import nowhere", "benchmark_utils.py": BASE, f"{program}.py": text}
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    for module in ("", ".benchmark_utils", f".{program}"):
+        monkeypatch.delitem(sys.modules, f"reason_benchmarks{module}", raising=False)
+    solution = {"header": ["House", "Name"], "rows": [["1", "Eric"]]}
+    task = {
+        "id": 1,
+        "question": "Who {is} it?",
+        "answers": ["Eric"],
+        "puzzle": "One {house}.",
+        "solution": solution,
+    }
+    data = write(tmp_path / "data.json", [task])
+    ours = eval_benchmarks.Args(name=name, data=str(data))
+    theirs = eval_benchmarks.Args(name=name, data=str(data), template=str(tmp_path / f"{program}.py"))
+    eval_benchmarks.check_args(theirs)
+    [asked] = eval_benchmarks.tasks_to_ask(theirs)
+    [message] = eval_benchmarks.messages_of(theirs, asked)
+    assert message["content"] in ("In short: Who {is} it?", "Solve: One {house}.")
+    own = eval_benchmarks.tasks_to_ask(ours)
+    fingerprints = {
+        eval_benchmarks.make_fingerprint(args, tasks) for args, tasks in ((theirs, [asked]), (ours, own))
+    }
+    assert len(fingerprints) == 2
+    write(tmp_path / "data.json", [task, task | {"id": "x"}])  # a task that the program leaves out
+    with pytest.raises(SystemExit):
+        eval_benchmarks.tasks_to_ask(theirs)
+    assert "makes no prompts of these tasks" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        eval_benchmarks.check_args(eval_benchmarks.Args(name="ifeval", template="popqa.py"))
+
+
 # --- short answers
 
 

@@ -8,11 +8,17 @@ it.
 import gzip
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import ifeval
+from rewards.verified import instructions
+from utils import or_fail
 from test_benchmarks import refused, score, shared, table, write
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -112,14 +118,42 @@ def test_ifeval_counts_no_joiner_or_mark_as_a_word(text, n_words):
     "name, kwargs",
     [
         ("language:response_language", {"language": "zh"}),
-        ("length_constraints:number_sentences", {"num_sentences": 0, "relation": "at least"}),
+        ("length_constraints:number_sentences", {"num_sentences": -1, "relation": "at least"}),
         ("length_constraints:number_words", {"num_words": "5", "relation": "at least"}),
-        ("keywords:existence", {}),
+        ("keywords:existence", {"keywords": None}),
+        ("keywords:existence", {"keywords": "tea"}),  # whose letters were looked for
+        ("keywords:forbidden_words", {"forbidden_words": ["("]}),
+        ("sentence:keyword", {"N": 8}),  # IFBench draws words in another module
+        ("sentence:keyword", {"N": 8, "word": ["tea"]}),
+        ("words:keywords_specific_position", {"keyword": "tea", "n": 2, "m": "1"}),
+        ("repeat:repeat_span", {"prompt_to_repeat": "a b c", "n_end": 2}),
     ],
 )
-def test_ifeval_refuses_what_it_would_draw_at_random(name, kwargs, exits):
-    with pytest.raises(SystemExit):
-        ifeval.check_tasks([{"key": 1, "instruction_id_list": [name], "kwargs": [kwargs]}])
+def test_an_argument_is_used_as_it_is_or_refused(name, kwargs, exits, capsys):
+    """In evaluation and reward alike; an official checker would draw some of them at random."""
+    row = {"id": 1, "instruction_id_list": [name], "kwargs": [kwargs]}
+    for check in (
+        lambda: ifeval.check_tasks([row | {"key": 1}]),
+        lambda: or_fail(instructions.read_field, row),
+    ):
+        with pytest.raises(SystemExit):
+            check()
+        assert str(kwargs) in capsys.readouterr().err
+    at_least_0 = {"num_sentences": 0, "relation": "at least"}
+    row |= {"instruction_id_list": ["length_constraints:number_sentences"], "kwargs": [at_least_0]}
+    assert ifeval.check(row | {"key": 1}, "a")["strict"] == [True]
+
+
+def test_nltk_data_without_english(nltk_folder, tmp_path):
+    """A folder that has other languages is one line at the start, not a response that meets nothing."""
+    if not nltk_folder:
+        pytest.skip("needs the shared files of NLTK's data")
+    shutil.copytree(nltk_folder, tmp_path / "data")
+    (tmp_path / "data/corpora/stopwords/english").rename(tmp_path / "data/corpora/stopwords/german")
+    command = [sys.executable, "-c", "from benchmarks import ifeval; ifeval.require_nltk_data()"]
+    environment = os.environ | {"NLTK_DATA": str(tmp_path / "data")}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "NLTK's English data is missing; run: python -m nltk.downloader" in run.stderr
 
 
 def test_ifeval_rows(tmp_path, capsys):
@@ -209,7 +243,7 @@ def test_nothing_but_stars_is_blank_without_them():
     "broken, message",
     [
         (task(**{"count:words": {}}), "unknown instruction count:words"),
-        (task(**{"count:numbers": {}}), "an argument is missing"),
+        (task(**{"count:numbers": {}}), "an argument is missing or below 0"),
         (task(**{"count:numbers": {"N": 2.0, "m": 1}}), "unexpected keyword argument 'm'"),
         ({**task(**{"format:emoji": {}}), "kwargs": []}, "argument 2 is shorter"),
     ],

@@ -136,6 +136,22 @@ def test_the_board_skips_empty_and_cut_answers_but_divides_by_all():
     assert out["wb_score"] == 0 and out["groups"] == {"Math & Data Analysis": pytest.approx(80)}
 
 
+def test_a_task_counts_once_in_each_group_of_its_tags():
+    """As in the official tool since 58bbf16; its published macro scores follow from the groups'."""
+    common = {"output_len": 1, "primary_tag": "Math"}
+    rows = [
+        {"id": 1, "score": "9", "secondary_tags": ["Data Analysis", "Planning", "Reasoning"]} | common,
+        {"id": 2, "score": "5", "secondary_tags": None} | common,
+    ]
+    out = wildbench.score_verdicts(rows, "score")
+    assert out["groups"] == {"Planning & Reasoning": 80, "Math & Data Analysis": 40} and out["macro"] is None
+    if not SHARED.exists():
+        pytest.skip(f"needs {SHARED}")
+    for row in csv.DictReader(open(SHARED / "published_task_scores.csv")):
+        groups = {group: float(row[group]) for group in wildbench.GROUPS}
+        assert wildbench.macro_average(groups) == pytest.approx(float(row["WB_score_task_macro"]))
+
+
 def test_bootstrap_draws_the_values_of_a_task_together():
     """Ten tasks, half of them always right: Binomial(10, 1/2) has 95 % from 2 to 8, however often a task was
     asked."""

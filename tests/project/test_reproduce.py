@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -157,7 +158,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
         if hasattr(args, "rewards"):
             assert rewards.read_parts(args)
 
-    own = {"think_format": "", "model": "", "out": ""}
+    own = {"think_format": "", "ask_thinking": "", "model": "", "out": ""}
     n_twins = 0
     for (name, released), args in parsed.items():
         twin = parsed.get((name.replace("-rlmt", "-rlhf").replace("-think", "-plain"), released))
@@ -258,10 +259,33 @@ def test_tables_by_hand(tmp_path):
     assert "model of others" in rendered(tmp_path, "10")[0]
 
 
+def test_a_table_says_how_its_columns_were_measured(tmp_path):
+    lines = []
+    for row, tokens, words in (("rlmt", 8192, "popqa.py 1a2b3c"), ("rlhf", 4096, "our own")):
+        run = tmp_path / f"llama3.1-8b-{row}-s0--popqa"
+        run.mkdir()
+        (run / "config.json").write_text(json.dumps({"args": {"top_p": 0.95, "max_tokens": tokens}}))
+        (run / "summary.json").write_text(json.dumps({"wording": words}))
+        lines.append({"run": run.name, "metric": "accuracy_paper", "value": 0.3})
+    lines.append({"run": "llama3.1-8b-rlmt-s0--wildbench", "value": 40.0, "judge": "gpt-4o"})
+    write_index(tmp_path, lines)
+    text = rendered(tmp_path, "1")[0]
+    sampling = "temperature 0.7, top-p 0.95, {} tokens at most (llama3.1-8b-{})"
+    sides = "; ".join([sampling.format(4096, "rlhf"), sampling.format(8192, "rlmt")])
+    assert f"Sampling of PopQA: {sides}." in text
+    assert "of PopQA: our own (llama3.1-8b-rlhf); popqa.py 1a2b3c (llama3.1-8b-rlmt)." in text
+    assert "Judge or simulated user of WB: gpt-4o." in text
+    notes = [line for table in PAPER_TABLES for line in rendered(tmp_path, table)[0].splitlines()]
+    contradicted = [line.partition(", contradicts")[0] for line in notes if line.startswith("* ")]
+    assert contradicted == [
+        "* The paper's Avg of llama3.1-8b-rlhf-skywork-v2, 41",
+        "* The paper's Avg4 of qwen2.5-7b-rlmt-zero, 30.2",
+    ]
+
+
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
-    (tmp_path / "toy").mkdir()
-    shutil.copy(ROOT / "results" / "toy" / "runs.csv", tmp_path / "toy")
+    shutil.copytree(ROOT / "results" / "toy", tmp_path / "toy")
     texts = tables.render(tmp_path, ROWS)
     committed = {path.name: path.read_text() for path in (ROOT / "results" / "tables").iterdir()}
     assert committed == {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
