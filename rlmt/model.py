@@ -251,51 +251,20 @@ def load_trained(
         config=config,
         load_in_4bit=args.load_in_4bit,
     )
-    head = []
+    head = None
     if has_head:
-        for name, module in model.named_children():
-            if name == model.base_model_prefix or not list(module.parameters()):
-                continue
-            head.append(name)  # "score" or "classifier"
-            for layer in module.modules():
+        children = dict(model.named_children())
+        del children[model.base_model_prefix]
+        head = [name for name, module in children.items() if list(module.parameters())]
+        for name in head:  # "score" or "classifier"
+            for layer in children[name].modules():
                 if type(layer) is nn.Linear:
                     layer.__class__ = Float32Linear
     if task_type == "TOKEN_CLS":  # a critic's first advantages are then the rewards
         for name in missing:
             nn.init.zeros_(model.get_parameter(name))
     if args.lora_r:
-        from peft import LoraConfig, PeftModel, get_peft_model
-
-        if folder:
-            model = PeftModel.from_pretrained(model, folder, is_trainable=True)
-        else:
-            rows_of = None
-            if token_ids and not is_sharded_launch():  # FSDP2 shards no single rows
-                embeddings = [model.get_input_embeddings()]
-                lm_head = model.get_output_embeddings()
-                # peft trains the rows of a tied head with those of the embeddings, and would drop a bias
-                if lm_head.weight is not embeddings[0].weight and lm_head.bias is None:
-                    embeddings.append(lm_head)
-                names = [name for name, module in model.named_modules() if module in embeddings]
-                rows_of = dict.fromkeys(names, token_ids)
-            lora = LoraConfig(
-                task_type=task_type,
-                r=args.lora_r,
-                lora_alpha=LORA_ALPHA * args.lora_r,
-                target_modules="all-linear",
-                exclude_modules=head or None,
-                modules_to_save=head or None,
-                trainable_token_indices=rows_of,
-            )
-            model = or_fail(get_peft_model, model, lora)
-        for module in model.modules():
-            # autocast would undo peft's cast of a layer's input to float32 at once
-            if hasattr(module, "cast_input_dtype_enabled"):
-                module.cast_input_dtype_enabled = False
-        # peft gives the adapter the dtype of the frozen weights
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight.data = weight.data.float()
+        model = add_adapter(model, folder, args.lora_r, task_type, head, token_ids)
     if args.gradient_checkpointing:
         or_fail(model.gradient_checkpointing_enable, gradient_checkpointing_kwargs={"use_reentrant": False})
     model.eval()
@@ -303,6 +272,53 @@ def load_trained(
         # which works in training mode only, of the module that has it
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
+    return model
+
+
+def add_adapter(
+    model: nn.Module,
+    folder: Path | None,
+    rank: int,
+    task_type: str,
+    head: list[str] | None,
+    token_ids: list[int] | None,
+) -> nn.Module:
+    """Freezes a model and gives it a LoRA adapter in float32: a new one, or that of the checkpoint `folder`.
+
+    `head`: names of modules that are trained whole. The rest: see `load_trained`.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if folder:
+        model = PeftModel.from_pretrained(model, folder, is_trainable=True)
+    else:
+        rows_of = None
+        if token_ids and not is_sharded_launch():  # FSDP2 shards no single rows
+            embeddings = [model.get_input_embeddings()]
+            lm_head = model.get_output_embeddings()
+            # peft trains the rows of a tied head with those of the embeddings, and would drop a bias
+            if lm_head.weight is not embeddings[0].weight and lm_head.bias is None:
+                embeddings.append(lm_head)
+            names = [name for name, module in model.named_modules() if module in embeddings]
+            rows_of = dict.fromkeys(names, token_ids)
+        lora = LoraConfig(
+            task_type=task_type,
+            r=rank,
+            lora_alpha=LORA_ALPHA * rank,
+            target_modules="all-linear",
+            exclude_modules=head,
+            modules_to_save=head,
+            trainable_token_indices=rows_of,
+        )
+        model = or_fail(get_peft_model, model, lora)
+    for module in model.modules():
+        # autocast would undo peft's cast of a layer's input to float32 at once
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+    # peft gives the adapter the dtype of the frozen weights
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.float()
     return model
 
 
@@ -422,7 +438,9 @@ class Policy(nn.Module):
 
     def generate(self, **options) -> torch.Tensor:
         """Returns what transformers' generate returns."""
-        return self.model.generate(**options)
+        # frozen weights in bfloat16 meet an adapter in float32, as in a forward
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.model.dtype == torch.bfloat16):
+            return self.model.generate(**options)
 
     def plain_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Returns the log-probabilities (B, T - 1) of all tokens but the first, by transformers' forward."""
