@@ -11,8 +11,8 @@ them.
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
-A completion without a response (its thinking is not closed) is scored as an empty answer, and counted under
-its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the
+A completion that does not have its think format (its thinking is not closed, say) is scored as an empty
+answer, and counted under its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the
 row invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of
 them (--max-invalid) a run has no metrics. If an endpoint gave no reply to more requests than that, the run
 ends without a score, and --resume asks these again.
@@ -42,7 +42,8 @@ The judge templates of the paper's authors (data_files/*/ in their repository) a
 paper. benchmarks/judge_template.py says how a template gets a system message.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
-rows.jsonl (what was scored, and the result of each row), summary.json. Adds lines to results/runs.csv.
+rows.jsonl (what was scored, and the result of each row), task_means.csv, summary.json. Adds lines to runs.csv
+beside the run's folder.
 """
 
 import functools
@@ -154,24 +155,24 @@ def messages_of(args: Args, task: dict) -> list[dict]:
 def judge_template_for(args: Args, task: dict) -> str:
     """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
     in."""
-    judge = BENCHMARKS[args.name].judge
+    family = BENCHMARKS[args.name].judge
     if not args.template:
-        return judge.judge_template(task, args.protocol)
+        return family.judge_template(task, args.protocol)
     path = Path(args.template)
     if path.is_dir():  # a file for each category of arenahard2
         path = path / f"{task.get('category')}.txt"
-    return read_template(str(path), judge.PLACEHOLDERS[args.protocol], f" with --protocol {args.protocol}")
+    return read_template(str(path), family.PLACEHOLDERS[args.protocol], f" with --protocol {args.protocol}")
 
 
 def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
     """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    judge = BENCHMARKS[args.name].judge
+    family = BENCHMARKS[args.name].judge
     template = judge_template_for(args, task)
-    options = dict(judge.JUDGE_OPTIONS[args.protocol])
+    options = dict(family.JUDGE_OPTIONS[args.protocol])
     if args.judge_max_tokens and "logprobs" not in options:
         options["max_tokens"] = args.judge_max_tokens
     requests = {}
-    for name, fields in judge.judge_fields(task, answer, Path(args.data), args.protocol).items():
+    for name, fields in family.judge_fields(task, answer, Path(args.data), args.protocol).items():
         requests[name] = {"messages": fill_messages(template, fields)} | options
     return requests
 
@@ -216,22 +217,22 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
 
     Their `response` is what is judged: "" for a completion without one.
     """
-    requests = []
+    questions = []
     for task in tasks:
         for sample in range(args.samples):
-            request_id = f"{task['position']}-{sample}"
+            question_id = f"{task['position']}-{sample}"
             messages = messages_of(args, task)
-            requests.append({"id": request_id, "messages": messages, "task": task, "sample": sample})
-    rows = shared.generate_answers(args, requests, args.temperature, run)
+            questions.append({"id": question_id, "messages": messages, "task": task, "sample": sample})
+    rows = shared.generate_answers(args, questions, args.temperature, run)
     answers = []
-    for request, row in zip(requests, rows):
-        answers.append(request | row | {"response": shared.answer(row)})
+    for question, row in zip(questions, rows):
+        answers.append(question | row | {"response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
     return answers
 
 
-def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
+def ask_about(args: Args, answers: list[dict], run: Path) -> list[dict]:
     """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
     family = BENCHMARKS[args.name].judge
     requests = [requests_about(args, row["task"], row["response"] or "") for row in answers]
@@ -259,7 +260,7 @@ def judge(args: Args, answers: list[dict], run: Path) -> list[dict]:
     return rows
 
 
-def scored_row(args: Args, row: dict) -> dict:
+def stored_row(args: Args, row: dict) -> dict:
     """Returns an answer as rows.jsonl keeps it: without the task and its prompt, but with the task's key."""
     task = row["task"]
     kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
@@ -340,12 +341,12 @@ def main(args: Args) -> None:
     answers = respond(args, tasks, run)
     if args.generate_only:
         return
-    scored = answers
-    if not benchmark.several_samples:
-        scored = reward_model.best_answers(answers)
+    to_score = answers
+    if args.samples > 1 and not benchmark.several_samples:
+        to_score = reward_model.best_answers(answers)
     if args.judge:
-        scored = judge(args, scored, run)
-    rows = [scored_row(args, row) for row in scored]
+        to_score = ask_about(args, to_score, run)
+    rows = [stored_row(args, row) for row in to_score]
     numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
 
     # --- write

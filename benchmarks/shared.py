@@ -217,7 +217,7 @@ def endpoint_sampling(args, temperature: float) -> dict:
 # text, whether it ended before the token limit, its number of tokens; or why an endpoint gives none
 Answer = tuple[str, bool, int] | str
 # a task, its answer, and whether its thinking was closed because the budget was used up
-Completion = tuple[dict, Answer, bool]
+Answered = tuple[dict, Answer, bool]
 
 
 def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
@@ -287,7 +287,7 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
 
 def complete_by_tokens(
     args, tasks: list[dict], temperature: float, tokenizer, done: Set[str], run: Path
-) -> Iterator[Completion]:
+) -> Iterator[Answered]:
     """Yields completions of the tasks whose ids are not in `done`, by a model that gets token ids."""
     done_positions = {position for position, task in enumerate(tasks) if task["id"] in done}
     if len(done_positions) == len(tasks):
@@ -318,7 +318,7 @@ def how_sampled(args, run: Path) -> dict:
     }
 
 
-def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Completion]:
+def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Answered]:
     """Yields completions of all tasks by --model-url. With --seed 0 they have no seed unless prompts are equal."""
     prompts = [json.dumps(task["messages"]) for task in tasks]
     seeds = None
@@ -578,22 +578,22 @@ def check_judge(args) -> None:
 
 
 def check_start(
-    args, script: str, tasks: list[dict], requests_about: Callable[[Any, list[dict], str], list[dict]]
+    args, script: str, tasks: list[dict], requests_if_all_answer: Callable[[Any, list[dict], str], list[dict]]
 ) -> Start:
     """Estimates what the judge costs, checks that the run may start, and asks the judge its first request.
 
-    `requests_about(args, tasks, answer)`: all requests to the judge if every task got this answer; none
-    without a judge, or if it is a program.
+    `requests_if_all_answer(args, tasks, answer)`: all requests to the judge; none without a judge, or if it
+    is a program.
     """
     # a word has about a token; the judge reads no word that is cut
     longest_answer = "word " * args.max_tokens
-    requests = requests_about(args, tasks, longest_answer)
+    requests = requests_if_all_answer(args, tasks, longest_answer)
     if requests:
         how = "one temperature, each asked once, about --max-tokens words"
         print_estimate(args, requests, f"judge, estimated ({how})")
     start = check_run(args, script, args.model)
     if not args.generate_only:
-        try_judge(args, start.run, requests_about(args, tasks[:1], TWO_LINES))
+        try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
     return start
 
 
