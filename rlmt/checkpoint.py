@@ -22,6 +22,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 import transformers
 
+from utils import SAFE
 from rlmt.model import Learner, full_tensor, has_adapter, is_sharded_launch, unwrap, whole_weights
 
 
@@ -70,7 +71,7 @@ _read_back = set()  # classes of models that this run has saved and compared
 
 def check_saved(folder: Path, kind: type, weights: dict[str, torch.Tensor]) -> None:
     """Loads a model folder as transformers does; RuntimeError unless it has the names and values of `weights`."""
-    model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True, **SAFE)
     found = dict(whole_weights(model))
     wrong = [*info["missing_keys"], *info["unexpected_keys"], *(found.keys() ^ weights.keys())]
     for name in found.keys() & weights.keys():
