@@ -22,8 +22,8 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 import transformers
 
-from utils import SAFE
 from rlmt.model import Learner, full_tensor, has_adapter, is_sharded_launch, unwrap, whole_weights
+from utils import SAFE
 
 
 # --- 1. model folders
