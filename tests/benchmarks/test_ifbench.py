@@ -109,9 +109,12 @@ def test_ifeval_counts_the_character_that_was_asked_for():
 )
 def test_ifeval_counts_no_joiner_or_mark_as_a_word(text, n_words):
     for limit in (n_words, n_words + 1):
-        asked = {"num_words": limit, "relation": "at least"}
-        task = {"key": 1, "instruction_id_list": ["length_constraints:number_words"], "kwargs": [asked]}
-        assert ifeval.check(task, text)["strict"] == [limit == n_words]
+        both = {
+            "length_constraints:number_words": {"num_words": limit, "relation": "at least"},
+            "count:word_count_range": {"min_words": limit, "max_words": 9},
+        }
+        task = {"key": 1, "instruction_id_list": list(both), "kwargs": list(both.values())}
+        assert ifeval.check(task, text)["strict"] == [limit == n_words] * 2
 
 
 @pytest.mark.parametrize(

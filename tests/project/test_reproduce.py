@@ -158,7 +158,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
         if hasattr(args, "rewards"):
             assert rewards.read_parts(args)
 
-    own = {"think_format": "", "ask_thinking": "", "model": "", "out": ""}
+    own = dict.fromkeys(["think_format", "ask_thinking", "preset", "model", "out"])
     n_twins = 0
     for (name, released), args in parsed.items():
         twin = parsed.get((name.replace("-rlmt", "-rlhf").replace("-think", "-plain"), released))
