@@ -85,7 +85,6 @@ TRACES = [  # all are the trace of z and y to the question
     {"messages": [*QUESTION, APART]},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning": "z", "reasoning_content": None},
-    {"messages": [*QUESTION, {**turn("assistant", "y"), "reasoning": "z"}]},
     {"messages": [*QUESTION, {**turn("assistant", THOUGHT), "reasoning_content": ""}]},
     {"messages": QUESTION, "response": THOUGHT, "thinking": "", "finish_reason": "stop"},
     {
@@ -98,7 +97,6 @@ TRACES = [  # all are the trace of z and y to the question
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
     {"prompt": QUESTION, "completion": THOUGHT},
     {"prompt": QUESTION, "output": ZERO},
-    {"prompt": QUESTION, "response": THOUGHT},
 ]
 
 

@@ -18,14 +18,10 @@ from conftest import tiny_config
 from script_runs import BASE, ROOT, forget_vllm
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rlmt import checkpoint
-from rlmt import model as policy
-from rlmt import sampler as rollout
-from rlmt import vllm as vllm_engine
+from rlmt import chat, checkpoint, model as policy, sampler as rollout, vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sampler, Sampling, ThinkingBudget, Transformers
 from rlmt.run import RunArgs
-from rlmt import chat
 
 TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
