@@ -40,7 +40,7 @@ class ChatServer(ThreadingHTTPServer):
     def __init__(self, behave, usage=(10, 5)):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave, self.usage, self.lock = behave, usage, threading.Lock()
-        self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
+        self.calls, self.answered, self.requests = Counter(), [], []
         self.headers = []  # of each request
         self.answers_to = Counter()  # by the Authorization header of the request
         self.now = self.most = 0  # calls under way, and their maximum
@@ -74,7 +74,6 @@ class Handler(BaseHTTPRequestHandler):
             n, server.now = server.calls[text], server.now + 1
             server.most = max(server.most, server.now)
             server.calls[text] += 1
-            server.times.append(time.monotonic())
             server.requests.append((request, self.headers["Authorization"]))
             server.headers.append(dict(self.headers))
         try:

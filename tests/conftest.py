@@ -41,16 +41,10 @@ from data.smollm2 import WHEEL, make_folder
 from chat_server import ChatServer
 from rewards import sandbox
 
-LLAMA = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|finetune_right_pad_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|reserved_special_token_2|>",
-]
+LLAMA = (
+    "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|finetune_right_pad_id|> "
+    "<|start_header_id|> <|end_header_id|> <|eot_id|> <|reserved_special_token_2|>"
+).split()
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>"]
 R1 = ["<|R1-begin|>", "<|R1-end|>", "<|R1-User|>", "<|R1-Assistant|>"]
 

@@ -21,16 +21,16 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCELERATE = ["-m", "accelerate.commands.launch"]
-DDP = [*ACCELERATE, "--config_file", "accelerate/2cpu.yaml", "--main_process_port", "0"]
+DDP = [*ACCELERATE, *"--config_file accelerate/2cpu.yaml --main_process_port 0".split()]
 FSDP2 = [
-    *[*ACCELERATE, "--config_file", "accelerate/8gpu_fsdp2.yaml", "--main_process_port", "0"],
-    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+    *ACCELERATE,
+    *"--config_file accelerate/8gpu_fsdp2.yaml --main_process_port 0 --num_processes 2".split(),
+    *"--mixed_precision no tests/fsdp_on_cpu.py".split(),
 ]
-LIBRARIES = [
-    "rlmt",  # first: it sets environment variables that the others read
-    *["torch", "transformers.modeling_utils", "accelerate", "peft", "datasets", "pandas", "tyro"],
-    "vllm.entrypoints.llm",
-]
+# rlmt is first: it sets environment variables that the others read
+LIBRARIES = (
+    "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro vllm.entrypoints.llm"
+).split()
 # by default each vLLM engine wants a NUMA node
 ENVIRONMENT = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 

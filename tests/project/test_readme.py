@@ -102,7 +102,7 @@ def split_command(command: str) -> tuple[str, list[str]]:
 def test_every_command_is_parsed_by_its_script(command, parse, monkeypatch):
     """Names, types and presets."""
     name, words = split_command(command)
-    if name in ("pytest", "venv", "nltk.downloader", "pip", "tests/test_readme"):
+    if name in ("pytest", "venv", "nltk.downloader", "pip"):
         return
     if name == "eval_benchmarks" and words[:1] == ["traits"]:
         name, words = "benchmarks.traits", words[1:]

@@ -19,12 +19,12 @@ from rlmt.checkpoint import latest, step_of
 from rlmt.data import read_log
 from rlmt.model import start_accelerator
 from rlmt.run import RLArgs, Run, check_run, load_function, parse_args, rows_of_step, start_run, training
-from script_runs import check_same_bits, write_prompts
+from script_runs import BASE, check_same_bits, write_prompts
 
 TINY = (
-    "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
-    "--max-completion-tokens 16 --on-bad-format score"
-).split()
+    f"train_grpo.py --preset toy --model {BASE} --prompts-per-step 4 --group-size 4 --save-steps 2 "
+    "--max-completion-tokens 16 --on-bad-format score --prompts"
+)
 
 
 @dataclasses.dataclass
@@ -182,7 +182,7 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
 def words(tmp_path) -> list[str]:
     """A run of two processes, without its folder."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", 12)
-    return [*DDP, *TINY, "--prompts", str(prompts), "--save-steps", "2"]
+    return [*DDP, *f"{TINY} {prompts}".split()]
 
 
 def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
