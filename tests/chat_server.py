@@ -10,11 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FAULTS = {  # status, body and headers; None: `Handler.answer` has them
     "429": (429, {"error": {"message": "slow down"}}),
-    "429 with Retry-After": (429, {"error": {"message": "slow down"}}, [("Retry-After", "0.02")]),
     "500": (500, b"<html>oops</html>"),
     "503": (503, {"detail": "overloaded"}),
     "truncated JSON": (200, b'{"choices": [{"message": {"content"'),
-    "prose body": (200, b"Sorry, the model is being loaded."),
     "wrong types": (200, {"choices": [{"message": {"content": 9}}]}),
     "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
     "short body": None,

@@ -15,6 +15,7 @@ from argparse import Namespace
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
@@ -39,12 +40,8 @@ def start_fork_server() -> None:
     """Starts the process that others are forked from, unless it runs. Its environment is the one that pytest
     began with."""
     forkserver.set_forkserver_preload(LIBRARIES)
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(ENVIRONMENT)
-    forkserver.ensure_running()
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ, ENVIRONMENT, clear=True):
+        forkserver.ensure_running()
 
 
 def run_script(words: list[str], environment: dict[str, str], output: str) -> None:

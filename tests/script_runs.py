@@ -6,7 +6,10 @@ import os
 import runpy
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -35,16 +38,10 @@ def write_prompts(path: Path, n: int, **more) -> Path:
 def new_accelerator():
     """Lets a script start an accelerator of its own dtype; the tests around it have theirs again behind
     it."""
-    states = [state._shared_state for state in (AcceleratorState, PartialState, GradientState)]
-    before = [dict(state) for state in states]
-    for state in states:
-        state.clear()
-    try:
+    with contextlib.ExitStack() as stack:
+        for state in (AcceleratorState, PartialState, GradientState):
+            stack.enter_context(mock.patch.dict(state._shared_state, clear=True))
         yield
-    finally:
-        for state, old in zip(states, before, strict=True):
-            state.clear()
-            state.update(old)
 
 
 @contextlib.contextmanager
@@ -85,6 +82,13 @@ def forget_vllm() -> None:
     cleanup_dist_env_and_memory()
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
+
+
+def wait_for_lines(log: Path, n: int, is_alive: Callable[[], bool]) -> None:
+    """Waits until a run's log has so many lines."""
+    while not log.exists() or log.read_text().count("\n") < n:
+        assert is_alive(), "the run ended before it could be killed"
+        time.sleep(0.01)
 
 
 def killed_after(step: int, whole: Path, killed: Path) -> None:

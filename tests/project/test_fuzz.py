@@ -101,14 +101,10 @@ def tokenizers(tokenizer_folders):
     for family in FAMILIES:
         for think_format in utils.THINK_FORMATS:
             tokenizer = chat.load_tokenizer(tokenizer_folders[family])
-            found[family, think_format] = (
-                tokenizer,
-                chat.prepare_tokenizer(tokenizer, think_format).split(";")[0],
-            )
-    named = {name.removeprefix("chat template: ") for _, name in found.values()}
-    zero = {name for name, one in utils.THINK_FORMATS.items() if one.instruction}
-    assert named == {"its own", *chat.CHAT_TEMPLATES, *zero}
-    return {key: tokenizer for key, (tokenizer, _) in found.items()}
+            chat.prepare_tokenizer(tokenizer, think_format)
+            found[family, think_format] = tokenizer
+    assert {*chat.CHAT_TEMPLATES.values()} <= {tokenizer.chat_template for tokenizer in found.values()}
+    return found
 
 
 chats = st.lists(text, min_size=1, max_size=3).map(

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from dev import bench
 from launch import ACCELERATE
-from script_runs import BASE, REWARD_MODEL, ROOT
+from script_runs import BASE, REWARD_MODEL, ROOT, wait_for_lines
 from rewards.preference import RewardModel
 from rlmt.model import Policy, collate_ids
 from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
@@ -203,9 +202,8 @@ def test_a_killed_run_goes_on_with_the_same_losses(command, tolerance, warm, tmp
     words = f"{command} --dtype {DTYPE} --out {out}".split()
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT, start_new_session=True)
     log = out / "metrics.jsonl"
-    while not log.exists() or log.read_text().count("\n") < 3:  # then the second checkpoint is whole
-        assert process.poll() is None
-        time.sleep(0.05)
+    # then the second checkpoint is whole
+    wait_for_lines(log, 3, lambda: process.poll() is None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     run(*words, "--resume")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import matplotlib
 
@@ -10,11 +9,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from script_runs import ROOT
 from test_page import completion, write
 
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ABSOLUTE = re.compile(r"(?<![\w.<:/~])/[A-Za-z][\w.-]*/[\w.-]+|[A-Z]:\\\\")  # an absolute path
 
 

@@ -301,8 +301,7 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     tokenizer = load(family)
     own_template = tokenizer.chat_template
     template, end, pad = CHOSEN[family]
-    line = prepare_tokenizer(tokenizer, think_format)
-    assert line == f"chat template: {template}; end of turn {end!r}; pad {tokenizer.pad_token!r}"
+    prepare_tokenizer(tokenizer, think_format)
     expected = own_template if template == "its own" else templates.CHAT_TEMPLATES[template]
     assert tokenizer.chat_template == expected
     assert tokenizer.eos_token == end

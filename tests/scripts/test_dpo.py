@@ -6,14 +6,13 @@ import json
 import math
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from launch import FSDP2, finished, started
-from script_runs import BASE, check_same_bits, metrics_of, run_here, weights_of, write_prompts
+from script_runs import BASE, check_same_bits, metrics_of, run_here, wait_for_lines, weights_of, write_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -200,15 +199,12 @@ def test_what_a_run_writes(whole):
         assert sum(step["rewards/margins"] for step in steps[len(steps) // 2 :]) > 0
     assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     assert [row["step"] for row in read_log(whole / "held_out.jsonl")] == [0, 1, 2]
-    assert json.loads((whole / "model" / "think_format.json").read_text()) == {"think_format": "plain"}
 
 
 def kill(words: list[str], log: Path, n_lines: int) -> None:
     """Starts a run and kills it (SIGKILL) as soon as a log has so many lines."""
     process = started(words, log.parent.parent.parent / "output")
-    while not log.exists() or log.read_text().count("\n") < n_lines:
-        assert process.is_alive(), "the run ended before it could be killed"
-        time.sleep(0.01)
+    wait_for_lines(log, n_lines, process.is_alive)
     process.kill()
     process.join()
 
