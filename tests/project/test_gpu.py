@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from dev import bench
 from launch import ACCELERATE
-from script_runs import BASE, REWARD_MODEL, ROOT
+from script_runs import BASE, REWARD_MODEL, ROOT, wait_for_lines
 from rewards.preference import RewardModel
 from rlmt.model import Policy, collate_ids
 from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
@@ -44,17 +43,17 @@ needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="needs vllm")
 needs_bits = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs bitsandbytes")
 
 RANDOM = bench.Args(size="0.5b" if ON_GPU else "tiny", dtype=DTYPE, steps=1)
-PER_STEP = ("--prompts-per-step", 16 if ON_GPU else 4)
-PER_ROUND = ("--prompts-per-round", 128 if ON_GPU else 16)
+PER_STEP = f"--prompts-per-step {16 if ON_GPU else 4}"
+PER_ROUND = f"--prompts-per-round {128 if ON_GPU else 16}"
 # with a warm-up the first step has the rate 0
-SHORT = ("--epochs", 0.5 if ON_GPU else 0.02, "--warmup-ratio", 0)
-HF = ("--rollout", "hf")
-VLLM = ("--rollout", "vllm", "--vllm-memory", VLLM_MEMORY)
-SFT = ("train_sft_warmstart.py", "--preset", "toy")
+SHORT = f"--epochs {0.5 if ON_GPU else 0.02} --warmup-ratio 0"
+HF = "--rollout hf"
+VLLM = f"--rollout vllm --vllm-memory {VLLM_MEMORY}"
+SFT = "train_sft_warmstart.py --preset toy"
 # the gold reward costs time and shows nothing here
-GRPO = ("train_grpo.py", "--preset", "toy", "--gold", "", *PER_STEP)
-PPO = ("train_ppo.py", "--preset", "toy", *PER_STEP)
-DPO = ("train_dpo.py", "--preset", "toy", "--warmup-ratio", 0, *PER_ROUND)
+GRPO = f"train_grpo.py --preset toy --gold= {PER_STEP}"
+PPO = f"train_ppo.py --preset toy {PER_STEP}"
+DPO = f"train_dpo.py --preset toy --warmup-ratio 0 {PER_ROUND}"
 
 
 @pytest.fixture
@@ -84,9 +83,9 @@ def read_log(out: Path) -> pd.DataFrame:
     return pd.read_json(metrics, lines=True)
 
 
-def train(out: Path, *words) -> pd.DataFrame:
+def train(out: Path, command: str) -> pd.DataFrame:
     """Runs a training script and returns its log, whose losses are finite."""
-    run(*words, "--dtype", DTYPE, "--out", out)
+    run(*command.split(), "--dtype", DTYPE, "--out", out)
     log = read_log(out)
     assert np.isfinite(log[["loss", "grad_norm"]]).all(axis=None)
     return log
@@ -97,7 +96,7 @@ def warm(tmp_path_factory) -> Path:
     """The toy model after SFT; its data is there, too."""
     run("-m", "data.toy.world")
     out = tmp_path_factory.mktemp("warm") / "sft"
-    log = train(out, *SFT, "--epochs", 1.0 if ON_GPU else 0.3)  # enough for the format
+    log = train(out, f"{SFT} --epochs {1.0 if ON_GPU else 0.3}")  # enough for the format
     assert log["loss"].iloc[-1] < log["loss"].iloc[0]
     return out / "model"
 
@@ -150,23 +149,19 @@ def test_a_seed_draws_the_same_completions_again(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        pytest.param([*GRPO, *HF, "--steps", 3], id="grpo"),
-        pytest.param([*PPO, *HF, "--steps", 3], id="ppo"),
-        pytest.param([*DPO, *HF, "--rounds", 1], id="dpo"),
-        pytest.param(
-            [*GRPO, *HF, "--steps", 2, "--lora-r", 8, "--load-in-4bit"], marks=needs_bits, id="4bit"
-        ),
-        pytest.param([*SFT, *SHORT, "--optim", "adamw_8bit"], marks=needs_bits, id="8bit"),
+        pytest.param(f"{GRPO} {HF} --steps 3", id="grpo"),
+        pytest.param(f"{PPO} {HF} --steps 3", id="ppo"),
+        pytest.param(f"{DPO} {HF} --rounds 1", id="dpo"),
+        pytest.param(f"{GRPO} {HF} --steps 2 --lora-r 8 --load-in-4bit", marks=needs_bits, id="4bit"),
+        pytest.param(f"{SFT} {SHORT} --optim adamw_8bit", marks=needs_bits, id="8bit"),
         # each round starts an engine that reserves most of the card, and then a reward model
-        pytest.param(
-            [*DPO, "--rollout", "vllm", "--vllm-memory", 0.85, "--rounds", 2], marks=needs_vllm, id="engines"
-        ),
+        pytest.param(f"{DPO} --rollout vllm --vllm-memory 0.85 --rounds 2", marks=needs_vllm, id="engines"),
     ],
 )
-def test_the_toy_model_trains(words, warm, tmp_path, show):
-    log = train(tmp_path / "run", *words, "--model", warm)
+def test_the_toy_model_trains(command, warm, tmp_path, show):
+    log = train(tmp_path / "run", f"{command} --model {warm}")
     show(first_loss=log["loss"].iloc[0], last_loss=log["loss"].iloc[-1])
 
 
@@ -174,18 +169,19 @@ def test_the_toy_model_trains(words, warm, tmp_path, show):
 def test_a_real_model_trains_with_its_own_template(warm, tmp_path, show):
     # this model has not learned to think; and DPO needs answers that come to an end
     rl = (
-        "--prompts data/toy/rl_prompts.jsonl --gold= --rollout hf --think-format plain --max-prompt-tokens 192 "
+        f"--prompts data/toy/rl_prompts.jsonl --gold= {HF} --think-format plain --max-prompt-tokens 192 "
         f"--max-completion-tokens {160 if ON_GPU else 64} --reward-model {tmp_path}/train_reward.py/model"
-    ).split()
-    steps = ("--steps", 3, *PER_STEP, "--on-bad-format", "score")
-    for script, preset, words in (
-        ("train_sft_warmstart.py", "small", ["--traces", "data/toy/sft_traces.jsonl", *SHORT]),
-        ("train_reward.py", "small", ["--pairs", "data/toy/preference_pairs.jsonl", *SHORT]),
-        ("train_grpo.py", "small", [*rl, *steps]),
-        ("train_ppo.py", "toy", [*rl, *steps, "--lora-r", 16]),
-        ("train_dpo.py", "small", [*rl, *PER_ROUND, "--rounds", 1]),
+    )
+    steps = f"--steps 3 {PER_STEP} --on-bad-format score"
+    for command in (
+        f"train_sft_warmstart.py --preset small --traces data/toy/sft_traces.jsonl {SHORT}",
+        f"train_reward.py --preset small --pairs data/toy/preference_pairs.jsonl {SHORT}",
+        f"train_grpo.py --preset small {rl} {steps}",
+        f"train_ppo.py --preset toy {rl} {steps} --lora-r 16",
+        f"train_dpo.py --preset small {rl} {PER_ROUND} --rounds 1",
     ):
-        log = train(tmp_path / script, script, "--preset", preset, "--model", SMALL, *words)
+        script = command.split()[0]
+        log = train(tmp_path / script, f"{command} --model {SMALL}")
         show(**{f"{script}, last loss": log["loss"].iloc[-1]})
 
 
@@ -195,20 +191,19 @@ def test_a_real_model_trains_with_its_own_template(warm, tmp_path, show):
 # SFT has the same rows on every machine; without Adam's moments a loss differs by 0.04, measured on a CPU. On
 # a card two runs of GRPO with one seed may sample other tokens, as sums are not added up in one order.
 @pytest.mark.parametrize(
-    "words, tolerance",
-    [([*SFT, "--epochs", 0.02], 1e-3), ([*GRPO, *HF, "--steps", 5], np.inf if ON_GPU else 0.0)],
+    "command, tolerance",
+    [(f"{SFT} --epochs 0.02", 1e-3), (f"{GRPO} {HF} --steps 5", np.inf if ON_GPU else 0.0)],
     ids=["sft", "grpo"],
 )
-def test_a_killed_run_goes_on_with_the_same_losses(words, tolerance, warm, tmp_path, show):
-    words = [*words, "--model", warm, "--save-steps", 1]
-    whole = train(tmp_path / "whole", *words)
+def test_a_killed_run_goes_on_with_the_same_losses(command, tolerance, warm, tmp_path, show):
+    command += f" --model {warm} --save-steps 1"
+    whole = train(tmp_path / "whole", command)
     out = tmp_path / "killed"
-    words = [str(word) for word in (*words, "--dtype", DTYPE, "--out", out)]
+    words = f"{command} --dtype {DTYPE} --out {out}".split()
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT, start_new_session=True)
     log = out / "metrics.jsonl"
-    while not log.exists() or log.read_text().count("\n") < 3:  # then the second checkpoint is whole
-        assert process.poll() is None
-        time.sleep(0.05)
+    # then the second checkpoint is whole
+    wait_for_lines(log, 3, lambda: process.poll() is None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     run(*words, "--resume")
@@ -224,15 +219,15 @@ def test_a_killed_run_goes_on_with_the_same_losses(words, tolerance, warm, tmp_p
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("words", [[*SFT, "--epochs", 0.02], [*SFT, "--epochs", 0.02, "--lora-r", 8]])
-def test_sharded_training_has_the_same_first_step(words, processes, warm, tmp_path, show):
-    launch = [*ACCELERATE, "--config_file", "accelerate/8gpu_fsdp2.yaml", "--num_processes", processes]
+@pytest.mark.parametrize("command", [f"{SFT} --epochs 0.02", f"{SFT} --epochs 0.02 --lora-r 8"])
+def test_sharded_training_has_the_same_first_step(command, processes, warm, tmp_path, show):
+    launch = f"{' '.join(ACCELERATE)} --config_file accelerate/8gpu_fsdp2.yaml --num_processes {processes}"
     if not ON_GPU:
-        launch += ["--mixed_precision", "no", "tests/fsdp_on_cpu.py"]
+        launch += " --mixed_precision no tests/fsdp_on_cpu.py"
     if processes > torch.cuda.device_count() and (ON_GPU or processes == 1):
         pytest.skip("needs two GPUs, or two processes on a CPU")
-    alone = train(tmp_path / "alone", *words).iloc[0]
-    sharded = train(tmp_path / "sharded", *launch, *words).iloc[0]
+    alone = train(tmp_path / "alone", command).iloc[0]
+    sharded = train(tmp_path / "sharded", f"{launch} {command}").iloc[0]
     difference = {key: abs(sharded[key] / alone[key] - 1) for key in ("loss", "grad_norm")}
     show(**difference)
     assert difference["loss"] < 0.02 and difference["grad_norm"] < 0.1
@@ -244,9 +239,9 @@ def test_sharded_training_has_the_same_first_step(words, processes, warm, tmp_pa
 # The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
 # would stay below its limit (docs/gpu.md).
 @needs_vllm
-@pytest.mark.parametrize("flags", [["--learning-rate", 5e-3], ["--lora-r", 8, "--learning-rate", 5e-2]])
+@pytest.mark.parametrize("flags", ["--learning-rate 5e-3", "--lora-r 8 --learning-rate 5e-2"])
 def test_an_engine_gets_the_weights(flags, warm, tmp_path, show):
-    log = train(tmp_path / "run", *GRPO, *VLLM, "--model", warm, "--steps", 3, *flags)
+    log = train(tmp_path / "run", f"{GRPO} {VLLM} --model {warm} --steps 3 {flags}")
     gap = log["sampling/logprob_gap"].max()
     show(logprob_gap=gap)
     assert gap < MAX_LOGPROB_GAP[DTYPE]
@@ -255,8 +250,8 @@ def test_an_engine_gets_the_weights(flags, warm, tmp_path, show):
 @needs_card
 @needs_vllm
 def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
-    words = [*GRPO, *VLLM, "--model", warm, "--steps", 2, "--dtype", DTYPE, "--out", tmp_path / "run"]
-    said = run("tests/print_memory.py", *words)
+    command = f"{GRPO} {VLLM} --model {warm} --steps 2 --dtype {DTYPE} --out {tmp_path}/run"
+    said = run("tests/print_memory.py", *command.split())
     used = max(map(float, re.findall(r"used ([\d.]+) GiB", said)))
     show(used_gib_in_the_update=used)
     assert used < VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -266,11 +261,12 @@ def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
 
 
 @needs_card
-@pytest.mark.parametrize("flags", [[], ["--lora-r", 64]], ids=["full", "lora"])
+@pytest.mark.parametrize("flags", ["", "--lora-r 64"], ids=["full", "lora"])
 def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_path, show):
     words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
     # without vLLM: an engine's memory would be counted; of a flag that is given twice the last counts
-    said = run("tests/print_memory.py", *words, *HF, "--max-completion-tokens", 512, *flags)
+    flags += f" {HF} --max-completion-tokens 512"
+    said = run("tests/print_memory.py", *words, *flags.split())
     parts = re.search(r"GiB a GPU, without activations: (.*?);", said)[1]
     planned = sum(float(gib) for gib in re.findall(r" ([\d.]+)(?:,|$)", parts))
     held = float(re.findall(r"held ([\d.]+) GiB", said)[-1])
@@ -282,7 +278,8 @@ def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_pat
 def test_seconds_of_a_step(random_models, tmp_path, show):
     """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the
     trainer."""
-    log = train(tmp_path / "run", *bench.our_command("grpo", random_models, tmp_path / "run", RANDOM))
+    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
+    log = train(tmp_path / "run", " ".join(words))
     first, step = log.iloc[0], log.iloc[1]  # the first warms up
     operations = bench.operations_per_token(random_models, of_update=True)
     rate = float(run("-c", f"from dev.bench import matrix_rate; print(matrix_rate('{DTYPE}'))").split()[-1])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_readme import SOURCES
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT
@@ -27,8 +28,6 @@ import train_ppo
 import utils
 
 BASE = ROOT / "data" / "toy" / "base"
-FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards", "rlmt")
-SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).glob("*.py")]
 
 
 class Touch:

@@ -7,8 +7,6 @@ The model comes from the PyPI wheel where there is no other copy, see the fixtur
 import math
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -79,7 +77,7 @@ def has_adapter(name: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def warm_started(smollm2, tmp_path_factory) -> Iterator[Path]:
+def warm_started(smollm2, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sft")
     traces = []
     for number, text in enumerate(ODD[2:4]):

@@ -14,7 +14,7 @@ from rlmt.checkpoint import check_saved, copy_model, latest, save_checkpoint, sa
 from conftest import random_model
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
 from rlmt.run import RunArgs
-from script_runs import BASE, weights_of
+from script_runs import BASE, is_same, weights_of
 
 IDS = torch.arange(5, 25).repeat(2, 1)
 INPUTS = (IDS, torch.ones_like(IDS), torch.ones_like(IDS[:, 10:]))
@@ -37,10 +37,6 @@ def train(learner: Learner) -> None:
         (-logprobs.mean()).backward()
         learner.optimizer.step()
         learner.optimizer.zero_grad()
-
-
-def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_an_optimizer_of_8_bits_keeps_whole_moments_of_embeddings(accelerator):

@@ -12,11 +12,7 @@ from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, rea
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
 
-ROWS = [
-    {"id": f"r{i}", "messages": [{"role": "user", "content": f"Frage {i} \u05d0\u2028 \U0001f914"}], "n": i}
-    for i in range(3)
-]
-GOOD = ROWS[0]
+GOOD = {"id": "r", "messages": [{"role": "user", "content": "Frage \u05d0\u2028 \U0001f914"}], "n": 0}
 
 
 def turn(role: str, content: str) -> dict:
@@ -86,7 +82,6 @@ TRACES = [  # all are the trace of z and y to the question
     {"messages": [*QUESTION, APART]},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning": "z", "reasoning_content": None},
-    {"messages": [*QUESTION, {**turn("assistant", "y"), "reasoning": "z"}]},
     {"messages": [*QUESTION, {**turn("assistant", THOUGHT), "reasoning_content": ""}]},
     {"messages": QUESTION, "response": THOUGHT, "thinking": "", "finish_reason": "stop"},
     {
@@ -99,7 +94,6 @@ TRACES = [  # all are the trace of z and y to the question
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
     {"prompt": QUESTION, "completion": THOUGHT},
     {"prompt": QUESTION, "output": ZERO},
-    {"prompt": QUESTION, "response": THOUGHT},
 ]
 
 
@@ -212,7 +206,7 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
 # --- prompts of a training run
 
 
-def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits, capsys):
+def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits):
     rows = [
         {"id": "short", "messages": [turn("user", "ham<|im_end|>")]},
         {"id": "long", "messages": [turn("user", "ham " * 300)]},
@@ -223,7 +217,6 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     assert kept == [{"id": "short", "messages": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
     assert dropped[0]["tokens"] > 300
-    assert "1 prompts (1 had control tokens, now removed), 1 dropped" in capsys.readouterr().out
 
     held_out = SimpleNamespace(gold="", gold_prompts=str(path), max_prompt_tokens=400)
     assert "--gold-prompts needs --gold" in exits(load_held_out, held_out, tokenizer, [])

@@ -1,12 +1,12 @@
 """rlmt/memory.py: memory of runs that no machine of the tests could hold. test_checkpoint.py measures that
 of a small one."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import PartialState
+from script_runs import ROOT
 from transformers import LlamaConfig, Qwen2Config
 
 from rlmt import memory
@@ -14,7 +14,7 @@ import train_dpo
 import train_ppo
 import utils
 
-PAGE = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+PAGE = (ROOT / "docs/gpu.md").read_text()
 CONFIGS = {
     "Llama-3.1-8B": LlamaConfig(
         vocab_size=128256,

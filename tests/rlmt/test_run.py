@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import filelock
@@ -19,12 +18,12 @@ from rlmt.checkpoint import latest, step_of
 from rlmt.data import read_log
 from rlmt.model import start_accelerator
 from rlmt.run import RLArgs, Run, check_run, load_function, parse_args, rows_of_step, start_run, training
-from script_runs import check_same_bits, write_prompts
+from script_runs import BASE, check_same_bits, wait_for_lines, write_prompts
 
 TINY = (
-    "train_grpo.py --preset toy --model data/toy/base --prompts-per-step 4 --group-size 4 "
-    "--max-completion-tokens 16 --on-bad-format score"
-).split()
+    f"train_grpo.py --preset toy --model {BASE} --prompts-per-step 4 --group-size 4 --save-steps 2 "
+    "--max-completion-tokens 16 --on-bad-format score --prompts"
+)
 
 
 @dataclasses.dataclass
@@ -46,7 +45,7 @@ def test_default_then_preset_then_flag(monkeypatch, exits):
         return parse_args(Args, PRESETS)
 
     assert parse("") == Args()
-    small = Args(preset="small", steps=3, learning_rate=1.0, dry_run=True)
+    small = Args(preset="small", **PRESETS["small"])
     assert parse("--preset small") == parse("--preset=small") == small
     assert parse("--steps=7 --preset small").steps == 7
     found = parse("--preset small --steps 10 --no-dry-run")  # a flag with the default's value is still a flag
@@ -151,7 +150,7 @@ def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest
         assert other != shown
 
 
-def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
+def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder):
     """A run that was killed after step 3 goes on from its checkpoint at step 2: its later step 3 counts."""
     accelerator = start_accelerator()
     args = Args(report_to="tensorboard", out="run", save_steps=100)
@@ -169,7 +168,6 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
     lines = read_log(folder / "metrics.jsonl")
     found = [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines]
     assert found == [(1, 0.1, 100), (2, 0.2, 200), (3, 30.0, 300), (4, 40.0, 400)]
-    assert "step 4/99  gold 40  tokens/s" in capsys.readouterr().out
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = events.EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("reward/gold")
     assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])
@@ -182,7 +180,7 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder, capsys):
 def words(tmp_path) -> list[str]:
     """A run of two processes, without its folder."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", 12)
-    return [*DDP, *TINY, "--prompts", str(prompts), "--save-steps", "2"]
+    return [*DDP, *f"{TINY} {prompts}".split()]
 
 
 def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
@@ -193,9 +191,7 @@ def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
     def signal_rank_1(step: int, number: int) -> list[int]:
         """Starts the run, sends a signal at a step; returns exit codes."""
         ranks = started_ranks([*words, "--steps", "1000", "--resume", "--out", run], tmp_path / "output")
-        while not path.exists() or path.read_text().count("\n") < step:
-            assert all(rank.is_alive() for rank in ranks)
-            time.sleep(0.05)
+        wait_for_lines(path, step, lambda: all(rank.is_alive() for rank in ranks))
         os.kill(ranks[1].pid, number)
         for rank in ranks:
             rank.join(120)

@@ -18,14 +18,10 @@ from conftest import tiny_config
 from script_runs import BASE, ROOT, forget_vllm
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rlmt import checkpoint
-from rlmt import model as policy
-from rlmt import sampler as rollout
-from rlmt import vllm as vllm_engine
+from rlmt import chat, checkpoint, model as policy, sampler as rollout, vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sampler, Sampling, ThinkingBudget, Transformers
 from rlmt.run import RunArgs
-from rlmt import chat
 
 TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
@@ -89,8 +85,8 @@ def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
 def server(tokenizer, tmp_path_factory) -> Sampler:
     """Starts a server by the command of experiments/evaluate.sh; at the end nothing is left of it."""
     log = tmp_path_factory.mktemp("server") / "vllm.log"
-    words = [sys.executable, "-m", "rlmt.vllm", "--model", BASE, "--rollout", "vllm", "--log", str(log)]
-    command = subprocess.Popen([*words, "--top-p", "0.95"], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    words = f"-m rlmt.vllm --model {BASE} --rollout vllm --log {log} --top-p 0.95".split()
+    command = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     url = command.stdout.readline().strip()
     assert url, log.read_text()[-3000:]
     processes = psutil.Process(command.pid).children(recursive=True)

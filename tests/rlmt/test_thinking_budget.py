@@ -5,27 +5,21 @@ import pytest
 from rlmt.sampler import ThinkingBudget
 
 
-def of(tokenizer, n_tokens: int, opening: str = "") -> ThinkingBudget:
-    """Returns a budget of our format `think`, whose tags `n_tokens` count too."""
-    closing = tokenizer("\n</think>\n\n", add_special_tokens=False)["input_ids"]
-    return ThinkingBudget(n_tokens, "<think>", "</think>", closing, opening)
-
-
 # a tag is several tokens, one token, or bytes
 @pytest.mark.parametrize("family", ["llama_base", "qwen3", "gpt2"])
 def test_closes_open_thinking_only(load, family):
     tokenizer = load(family)
+    whole = "\n</think>\n\n"
 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def closing_after(text: str, opening: str = "") -> str:
         """Returns what closes a completion that has used its budget with `text`, whatever it says next."""
-        budget = of(tokenizer, len(encode(text)), opening)
+        budget = ThinkingBudget(len(encode(text)), "<think>", "</think>", encode(whole), opening)
         closing = budget.closing_after(encode(text) + encode(" more </think>"), tokenizer)
         return tokenizer.decode(closing)
 
-    whole = "\n</think>\n\n"
     assert closing_after("<think>\nWhat") == whole
     assert closing_after("What", opening="<think>\n") == whole
     assert closing_after("<think>\nWhat\n") == whole[1:]  # it has begun to close it

@@ -8,9 +8,7 @@ import shutil
 import pytest
 from conftest import FAMILIES
 
-from rlmt import checkpoint
-from rlmt import sampler as rollout
-from rlmt import chat as templates
+from rlmt import chat as templates, checkpoint, sampler as rollout
 import utils
 from rlmt.chat import encode_completion, encode_prompt, prepare_tokenizer
 from utils import join_thinking, split_thinking
@@ -227,7 +225,7 @@ def plan_format(monkeypatch) -> str:
 
 def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, tokenizer_folders, tmp_path):
     tokenizer = load("qwen25_base")
-    assert prepare_tokenizer(tokenizer, plan_format).startswith("chat template: plan;")
+    prepare_tokenizer(tokenizer, plan_format)
     prompt = tokenizer.decode(encode_prompt(tokenizer, [USER]))
     instruction = utils.THINK_FORMATS[plan_format].instruction
     assert prompt == f"{instruction}\n\nUser: {USER['content']}\n\nAssistant:"
@@ -303,8 +301,7 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     tokenizer = load(family)
     own_template = tokenizer.chat_template
     template, end, pad = CHOSEN[family]
-    line = prepare_tokenizer(tokenizer, think_format)
-    assert line == f"chat template: {template}; end of turn {end!r}; pad {tokenizer.pad_token!r}"
+    prepare_tokenizer(tokenizer, think_format)
     expected = own_template if template == "its own" else templates.CHAT_TEMPLATES[template]
     assert tokenizer.chat_template == expected
     assert tokenizer.eos_token == end
@@ -338,32 +335,13 @@ def test_prompt_and_completion_are_the_rendered_conversation(load, family):
         assert encode_prompt(tokenizer, later)[: len(ids)] == ids
 
 
-# --- 4. loading
-
-
-# --- the parser against a grammar
+# --- 4. the parser against a grammar
 
 PIECES = [
     *[*utils.TAGS] * 3,
     *[tag.upper() for tag in utils.TAGS],
     *[tag[:-1] for tag in utils.TAGS],
-    *[
-        " ",
-        "\n",
-        "",
-        "z",
-        "why so",
-        "<",
-        ">",
-        "/",
-        "\0",
-        "\u200b",
-        "\U0001f914",
-        "```",
-        "<|im_end|>",
-        "\x1f",
-        "\u2028",
-    ],
+    *["", "why so", "```", "<|im_end|>", *" \nz<>/\0\u200b\U0001f914\x1f\u2028"],
 ]
 
 
@@ -392,13 +370,13 @@ def test_split_thinking_follows_the_grammar_on_5000_random_texts():
     for case in range(5000):
         text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(10)))
         if case % 5 == 0:  # a good one, cut or with a piece put into it
-            good = utils.join_thinking("z", "y", rng.choice(list(utils.THINK_FORMATS)))
+            good = join_thinking("z", "y", rng.choice(FORMATS))
             place = rng.randrange(len(good) + 1)
             text = good[:place] + rng.choice(["", rng.choice(PIECES) + good[place:]])
-        for think_format in utils.THINK_FORMATS:
+        for think_format in FORMATS:
             for finished in (True, False):
-                parts = utils.split_thinking(text, think_format, finished)
+                parts = split_thinking(text, think_format, finished)
                 well_formed = is_well_formed(text, think_format, finished)
                 assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
                 seen.add(parts.status)
-    assert seen == {"ok", "no_open", "no_close", "nested", "empty_response", "truncated"}
+    assert seen == STATUSES

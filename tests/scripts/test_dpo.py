@@ -6,14 +6,13 @@ import json
 import math
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from launch import FSDP2, finished, started
-from script_runs import BASE, check_same_bits, metrics_of, run_here, weights_of, write_prompts
+from script_runs import BASE, check_same_bits, metrics_of, run_here, wait_for_lines, weights_of, write_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
@@ -168,18 +167,18 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def start(data: Path, out: Path, *flags: str) -> list[str]:
+def start(data: Path, out: Path, flags: str = "") -> list[str]:
     """Returns the words of a command: some 8 pairs a round, steps of 3, 3 and 2 or fewer pairs, twice."""
     command = (
         f"train_dpo.py --preset toy --model {BASE} --think-format plain --max-completion-tokens 64 "
         "--prompts-per-round 8 --samples-per-prompt 6 --rollout-batch-size 8 --batch-size 3 --epochs 2 "
-        f"--save-steps 1 --prompts {data}/prompts.jsonl --gold-prompts {data}/held_out.jsonl --out {out}"
+        f"--save-steps 1 --prompts {data}/prompts.jsonl --gold-prompts {data}/held_out.jsonl --out {out} {flags}"
     )
-    return [*command.split(), *flags]
+    return command.split()
 
 
-def train(data: Path, out: Path, *flags: str) -> Path:
-    run_here([sys.executable, *start(data, out, *flags)])
+def train(data: Path, out: Path, flags: str = "") -> Path:
+    run_here([sys.executable, *start(data, out, flags)])
     return out
 
 
@@ -200,15 +199,12 @@ def test_what_a_run_writes(whole):
         assert sum(step["rewards/margins"] for step in steps[len(steps) // 2 :]) > 0
     assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     assert [row["step"] for row in read_log(whole / "held_out.jsonl")] == [0, 1, 2]
-    assert json.loads((whole / "model" / "think_format.json").read_text()) == {"think_format": "plain"}
 
 
 def kill(words: list[str], log: Path, n_lines: int) -> None:
     """Starts a run and kills it (SIGKILL) as soon as a log has so many lines."""
     process = started(words, log.parent.parent.parent / "output")
-    while not log.exists() or log.read_text().count("\n") < n_lines:
-        assert process.is_alive(), "the run ended before it could be killed"
-        time.sleep(0.01)
+    wait_for_lines(log, n_lines, process.is_alive)
     process.kill()
     process.join()
 
@@ -222,7 +218,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
     sampled = (out / "round-1" / "samples-0.jsonl").read_text()
     n_last = len(sampled.splitlines(keepends=True)[-1])
     (out / "round-1" / "samples-0.jsonl").write_text(sampled[: -n_last // 2])  # the last one is torn
-    train(data, out, "--resume", "--rounds", "1")
+    train(data, out, "--resume --rounds 1")
     assert (out / "round-1" / "samples-0.jsonl").read_text().startswith(sampled[:-n_last])
 
     second_epoch = len(read_log(whole / "round-2" / "metrics.jsonl")) // 2 + 1
@@ -240,16 +236,16 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
 
 def test_two_processes_are_one(data, tmp_path):
     """Each of two processes samples its share; FSDP2 trains on the pairs as one process does."""
-    flags = ["--rounds", "1", "--lora-r", "4", "--gold-prompts", ""]
+    flags = "--rounds 1 --lora-r 4 --gold-prompts="
     two = tmp_path / "two"
-    finished([sys.executable, *FSDP2, *start(data, two, *flags)])
+    finished([sys.executable, *FSDP2, *start(data, two, flags)])
     one = tmp_path / "one"
     (one / "round-1").mkdir(parents=True)
     for path in (two / "round-1").glob("samples-*"):
         shutil.copy(path, one / "round-1")
     config = json.loads((two / "config.json").read_text())
     (one / "config.json").write_text(json.dumps(config | {"processes": 1}))
-    train(data, one, *flags, "--resume")
+    train(data, one, f"{flags} --resume")
 
     texts = [row["text"] for row in read_log(two / "completions.jsonl")]
     assert len(texts) == 48 and len(set(texts)) > 24
@@ -260,6 +256,6 @@ def test_two_processes_are_one(data, tmp_path):
 
 def test_what_cannot_be_trained_on_is_said(data, tmp_path, exits):
     """The base model writes no thinking, so nothing is valid."""
-    few = ["--think-format", "think", "--samples-per-prompt", "2", "--gold-prompts", ""]
-    assert "no prompt gave a pair ({'no_valid': 8})" in exits(train, data, tmp_path / "run", *few)
-    assert "4 are trained on" in exits(train, data, tmp_path, "--pairs", f"{data}/pairs.jsonl")
+    few = "--think-format think --samples-per-prompt 2 --gold-prompts="
+    assert "no prompt gave a pair ({'no_valid': 8})" in exits(train, data, tmp_path / "run", few)
+    assert "4 are trained on" in exits(train, data, tmp_path, f"--pairs {data}/pairs.jsonl")

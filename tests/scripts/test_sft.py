@@ -59,7 +59,6 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
     "changes, message",
     [
         ({"batch_size": 9}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 9"),
-        ({"max_length": 20}, "8 traces, 0 kept, dropped: {'too_long': 8}"),
         ({"think_format": "zero_think"}, "it has no warm start"),
     ],
 )

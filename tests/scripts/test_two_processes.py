@@ -13,9 +13,7 @@ import pytest
 from launch import DDP, FSDP2, finished
 from updates import stored_completions, updates
 
-from rlmt import model as policy
-from rlmt import run as rlmt_run
-from rlmt import sampler as rollout
+from rlmt import model as policy, run as rlmt_run, sampler as rollout
 import train_grpo
 from accelerate.utils import gather_object
 from rewards.scorer import Scorer

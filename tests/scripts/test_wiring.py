@@ -28,7 +28,7 @@ SAMPLER_LOGPROB = -1.5
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(script, *flags): runs a training script; returns its folder, and the completions of each step.
+    """run(command): runs a training script; returns its folder, and the completions of each step.
 
     Their sampler says of each token that its log-probability was SAMPLER_LOGPROB.
     """
@@ -50,19 +50,21 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "read_completion", read)
     monkeypatch.setitem(sampler.MAX_LOGPROB_GAP, "float32", math.inf)
 
-    def run(script: str, *flags) -> tuple[Path, dict[int, list]]:
+    def run(command: str) -> tuple[Path, dict[int, list]]:
         out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        words = [script, "--preset", "toy", "--model", BASE, "--think-format", "plain", "--gold", ""]
-        words += ["--prompts", prompts, "--out", out, "--weight-decay", 0.1, *flags]
-        run_here([sys.executable, *map(str, words)])
+        flags = f"--preset toy --model {BASE} --think-format plain --gold= --weight-decay 0.1"
+        words = f"{command} {flags} --prompts {prompts} --out {out}".split()
+        run_here([sys.executable, *words])
         return out, completions
 
     return run
 
 
-RL = ["--prompts-per-step", 4, "--updates-per-rollout", 2, "--temperature", TEMPERATURE, "--save-steps", 1]
-RL += ["--max-completion-tokens", 24, "--micro-batch-tokens", 400, "--on-bad-format", "score"]
-RL += ["--importance-correction", "token_truncate"]
+RL = (
+    f"--prompts-per-step 4 --updates-per-rollout 2 --temperature {TEMPERATURE} --save-steps 1 "
+    "--max-completion-tokens 24 --micro-batch-tokens 400 --on-bad-format score "
+    "--importance-correction token_truncate"
+)
 
 
 def load(path: Path | str = BASE):
@@ -117,9 +119,9 @@ def check_weights(folder: Path, model, start) -> None:
 
 
 def test_a_step_of_grpo(run):
-    flags = ["--group-size", 4, "--beta", 0.3, "--learning-rate", 1e-2, "--entropy-coef", 0.01, "--steps", 1]
-    flags += ["--loss-type", "grpo"]  # as released: a mean over completions of the means over their tokens
-    folder, steps = run("train_grpo.py", *RL, *flags)
+    # the loss as released: a mean over completions of the means over their tokens
+    flags = "--group-size 4 --beta 0.3 --learning-rate 1e-2 --entropy-coef 0.01 --steps 1 --loss-type grpo"
+    folder, steps = run(f"train_grpo.py {RL} {flags}")
     policy, reference = load(), load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
     rewards = torch.tensor([one.reward for one in steps[1]]).view(-1, 4)
@@ -171,8 +173,8 @@ def set_targets(completions: list, policy, reference, critic, kl_coef: float) ->
 @pytest.mark.parametrize("kl", ["reward", "loss"])
 def test_two_steps_of_ppo(run, kl):
     beta = {"loss": 0.3, "reward": 0.0}[kl]
-    flags = ["--kl", kl, "--kl-coef", 0.3, "--lam", 0.9, "--learning-rate", 1e-3, "--steps", 2]
-    folder, steps = run("train_ppo.py", *RL, *flags, "--critic-learning-rate", 3e-3)
+    flags = f"--kl {kl} --kl-coef 0.3 --lam 0.9 --learning-rate 1e-3 --critic-learning-rate 3e-3 --steps 2"
+    folder, steps = run(f"train_ppo.py {RL} {flags}")
     policy, reference, critic = load(), load(), load_critic(REWARD_MODEL)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
     critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=3e-3, weight_decay=0.1)
@@ -205,12 +207,12 @@ def test_two_steps_of_ppo(run, kl):
 def test_flat_groups_and_pass_at_k_reach_the_advantages(run, tmp_path):
     own = tmp_path / "own.py"
     own.write_text("def small(rows):\n    return [0.01 * (place % 4) for place in range(len(rows))]\n")
-    flags = [*RL, "--steps", 1, "--group-size", 8]
-    folder, steps = run("train_grpo.py", *flags, "--rewards", f"{own}:small:1", "--dynamic-sampling", 1)
+    grpo = f"train_grpo.py {RL} --steps 1 --group-size 8"
+    folder, steps = run(f"{grpo} --rewards {own}:small:1 --dynamic-sampling 1")
     assert read_log(folder / "metrics.jsonl")[0]["dynamic_sampling/attempts"] == 1
     assert not any(any(one.advantages) for one in steps[1])  # all groups stay flat
 
-    run("train_grpo.py", *flags, "--rewards", "math:1", "--scale-rewards", "pass_at_k")
+    run(f"{grpo} --rewards math:1 --scale-rewards pass_at_k")
     rewards_P_G = torch.tensor([one.reward for one in steps[1]]).view(-1, 8)
     verdicts = [one.correct for one in steps[1]]
     expected = train_grpo.pass_at_k_advantages(verdicts, rewards_P_G, train_grpo.PASS_AT_K).flatten()
@@ -224,9 +226,10 @@ def test_updates_of_dpo_have_the_rates_of_its_schedule(run):
         used.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
 
     hook = register_optimizer_step_pre_hook(note)
-    flags = ["--rounds", 1, "--prompts-per-round", 0, "--samples-per-prompt", 4, "--batch-size", 2]
-    flags += ["--learning-rate", 1e-3, "--warmup-ratio", 0.4, "--epochs", 3]
-    folder, _ = run("train_dpo.py", *flags)
+    folder, _ = run(
+        "train_dpo.py --rounds 1 --prompts-per-round 0 --samples-per-prompt 4 --batch-size 2 --learning-rate 1e-3 "
+        "--warmup-ratio 0.4 --epochs 3"
+    )
     hook.remove()
     log = read_log(folder / "round-1" / "metrics.jsonl")
     n_warmup = math.ceil(0.4 * len(log))
