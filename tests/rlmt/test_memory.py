@@ -1,6 +1,8 @@
 """rlmt/memory.py: memory of runs that no machine of the tests could hold. test_checkpoint.py measures that
 of a small one."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -96,3 +98,16 @@ def test_what_does_not_fit_is_refused(exits):
     too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}
     assert "84 GiB are needed of a GPU's 79" in exits(memory.check_memory, too_much, args)
     assert memory.check_memory(too_much, args, at_once=False)  # one after the other
+
+
+def test_a_step_of_8b_on_eight_gpus(models):
+    """Of tensors without values, on a group without processes; docs/gpu.md has the figures."""
+    command = [sys.executable, "tests/fake_step.py", models["Llama-3.1-8B"]]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    weights, forward, backward, held = map(float, said.split()[-4:])
+    args = SimpleNamespace(lora_r=0, load_in_4bit=False, optim="adamw", dtype="auto")
+    assert held == pytest.approx(memory.trained_gib(models["Llama-3.1-8B"], args) / 8, rel=0.01)
+    assert weights == pytest.approx(held / 4, rel=0.01)
+    in_forward = f"{forward - weights:.1f}"
+    in_backward = f"{backward - 2 * weights:.1f}"
+    assert f"{in_forward} GiB in the forward and {in_backward} in the backward" in PAGE
