@@ -532,12 +532,10 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
     place.
     """
     own_logps = []
-    model.eval()
     own = deal_all(pairs, accelerator)
     for members in micro_batches(own, args.micro_batch_tokens, accelerator, length=length_of):
         chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
-    model.train()
 
     for process, logps in enumerate(gather_object([own_logps])):
         share = pairs[process :: accelerator.num_processes]  # as `deal_all` shares them, without the copies

@@ -54,7 +54,6 @@ from rlmt.model import (
     collate,
     compute_reference_logprobs,
     count_tokens,
-    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -83,6 +82,8 @@ from rlmt.sampler import (
     check_split,
     choose_rollout,
     completion_metrics,
+    deal_completions,
+    gather_in_order,
     gather_rewards,
     mini_batches,
     policy_sampler,
@@ -568,14 +569,15 @@ def main(args: Args) -> None:
             train.timer.end("advantage")
 
             # 4. update, in which all processes have completions of about equal lengths
-            everyone = gather_object(completions)
-            dealt = deal(everyone, accelerator)
+            completions = deal_completions(completions, accelerator)
             if args.updates_per_rollout > 1:
                 # later updates compare the policy with what it was before the first
-                set_old_logprobs(model, dealt, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator)
+                set_old_logprobs(
+                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
+                )
             updates = []
             # its order has a seed of its own: those of `replace_flat_groups` end with 1 and more
-            for mini_batch in mini_batches(dealt, args.updates_per_rollout, (args.seed, step - 1, 0)):
+            for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 update_metrics = accumulate_gradients(
                     mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
                 )
@@ -589,6 +591,7 @@ def main(args: Args) -> None:
             train.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
+            everyone = gather_in_order(completions)
             metrics |= completion_metrics(everyone)
             if collapse:
                 metrics |= collapse.indicators(everyone)

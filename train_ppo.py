@@ -54,7 +54,6 @@ from rlmt.model import (
     collate,
     completion_columns,
     count_tokens,
-    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -86,6 +85,8 @@ from rlmt.sampler import (
     check_split,
     choose_rollout,
     completion_metrics,
+    deal_completions,
+    gather_in_order,
     gather_rewards,
     mini_batches,
     policy_sampler,
@@ -96,7 +97,6 @@ from rlmt.sampler import (
 )
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
@@ -521,7 +521,7 @@ def main(args: Args) -> None:
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
             # processes have completions of about equal lengths
-            completions = deal(gather_object(completions), accelerator)
+            completions = deal_completions(completions, accelerator)
             set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
             if args.updates_per_rollout > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
@@ -558,7 +558,7 @@ def main(args: Args) -> None:
             train.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
-            everyone = gather_object(completions)
+            everyone = gather_in_order(completions)
             metrics |= completion_metrics(everyone)
             if collapse:
                 metrics |= collapse.indicators(everyone)

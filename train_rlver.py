@@ -51,7 +51,6 @@ from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     check_finite,
     clip_gradients,
-    deal,
     load_learner,
     load_policy_tokenizer,
     n_tokens_of,
@@ -76,6 +75,8 @@ from rlmt.sampler import (
     check_split,
     choose_rollout,
     completion_metrics,
+    deal_completions,
+    gather_in_order,
     gather_rewards,
     policy_sampler,
     reward_metrics,
@@ -465,7 +466,7 @@ def main(args: Args) -> None:
             if has_critic:
                 metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
                 critic = learners["critic"].model
-                conversations = deal(gather_object(conversations), accelerator)
+                conversations = deal_completions(conversations, accelerator)
                 train_ppo.set_values(
                     critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
                 )
@@ -475,7 +476,7 @@ def main(args: Args) -> None:
                 metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
                 train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
-                conversations = deal(gather_object(conversations), accelerator)
+                conversations = deal_completions(conversations, accelerator)
             train.timer.end("advantage")
 
             # 4. update
@@ -500,7 +501,7 @@ def main(args: Args) -> None:
             train.timer.end("update")
 
             # 5. log, checks that end a run which can teach nothing, checkpoint
-            everyone = gather_object(conversations)
+            everyone = gather_in_order(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 

@@ -406,6 +406,16 @@ class Float32Linear(nn.Linear):
             return F.linear(hidden.float(), self.weight.float(), bias)
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode, and each of its modules back into its own."""
+    in_training_mode = [module for module in model.modules() if module.training]
+    model.eval()
+    yield
+    for module in in_training_mode:
+        module.training = True
+
+
 # --- 2. log-probabilities
 
 
@@ -551,20 +561,16 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     completions = [row[n_prompt:] for row, (n_prompt, _) in zip(rows, lengths)]
     logprobs, _ = model(**collate_ids(prompts, completions, 0, accelerator.device))
 
-    in_training_mode = [module for module in policy.modules() if module.training]
-    policy.eval()
     gaps = []
     noise = []
     for row, (n_prompt, n_completion), found in zip(rows, lengths, logprobs):
         ids = torch.tensor([row], device=accelerator.device)
         longer = torch.cat([ids, ids], dim=1)  # what comes after changes nothing but the rounding
-        with accelerator.autocast():
+        with evaluating(policy), accelerator.autocast():
             expected = policy.plain_logprobs(ids)[0, n_prompt - 1 :]
             rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
         gaps.append((found[:n_completion] - expected).abs().mean().item())
         noise.append((rounded - expected).abs().mean().item())
-    for module in in_training_mode:
-        module.training = True
     rounding = 0.05 if accelerator.mixed_precision == "bf16" else 1e-4
     return max(gaps), max(rounding, 3 * max(noise))
 

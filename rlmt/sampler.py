@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -31,7 +32,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import Sample
-from rlmt.model import Policy, is_sharded_launch, load_weights
+from rlmt.model import Policy, deal, evaluating, is_sharded_launch, load_weights
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
@@ -82,6 +83,8 @@ class Completion:
     """PPO: the critic's value of the text before each token, at the rollout."""
     returns: list[float] | None = None
     """PPO: the targets of those values."""
+    place: int = 0
+    """Where it was among the completions of all processes, before `deal_completions`."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
 
@@ -236,10 +239,8 @@ class Transformers:
         if isinstance(self.model, Policy):
             # no process of a sharded launch may stop before the last: each forward gathers weights from all
             options["synced_gpus"] = is_sharded_launch()
-        was_training = self.model.training
-        self.model.eval()  # else gradient checkpointing turns the KV cache off
-        sequences = self.model.generate(**options)
-        self.model.train(was_training)
+        with evaluating(self.model):  # else gradient checkpointing turns the KV cache off
+            sequences = self.model.generate(**options)
         for place, sequence in zip(prompts, sequences[:, width:].tolist(), strict=True):
             ids, finished = until_end(sequence, self.tokenizer, ends, sampling.stop)
             yield place, Sample(ids, None, finished)
@@ -511,6 +512,19 @@ def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> t
     """Returns the rewards of all processes' completions (P*G,), in the order of their prompts."""
     own_rewards = torch.tensor([completion.reward for completion in completions], device=accelerator.device)
     return accelerator.gather(own_rewards)
+
+
+def deal_completions(completions: list[Completion], accelerator: Accelerator) -> list[Completion]:
+    """Returns this process's share of all processes' completions; the shares have about equally many tokens."""
+    everyone = gather_object(completions)
+    for place, completion in enumerate(everyone):
+        completion.place = place
+    return deal(everyone, accelerator)
+
+
+def gather_in_order(dealt: list[Completion]) -> list[Completion]:
+    """Returns all processes' completions in the order in which they were before `deal_completions`."""
+    return sorted(gather_object(dealt), key=attrgetter("place"))
 
 
 def check_split(args, accelerator: Accelerator) -> None:

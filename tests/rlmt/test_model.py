@@ -84,6 +84,9 @@ def test_nothing_is_dropped_out(checkpointing, tmp_path):
     found = model(ids).logits
     torch.testing.assert_close(found, before, rtol=0, atol=1e-5)
     assert model.config.attn_pdrop == 0.1
+    with policy.evaluating(model):  # as for a rollout
+        assert not any(module.training for module in model.modules())
+    assert torch.equal(model(ids).logits, found)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda kept: kept):
         kept = []
         model(ids)
