@@ -27,6 +27,7 @@ from statistics import fmean
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.utils import gather_object
 from tqdm import tqdm
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
