@@ -25,8 +25,10 @@ ACCELERATE = ["-m", "accelerate.commands.launch"]
 DDP = [*ACCELERATE, *"--config_file accelerate/2cpu.yaml --main_process_port 0".split()]
 FSDP2 = [
     *ACCELERATE,
-    *"--config_file accelerate/8gpu_fsdp2.yaml --main_process_port 0 --num_processes 2".split(),
-    *"--mixed_precision no tests/fsdp_on_cpu.py".split(),
+    *(
+        "--config_file accelerate/8gpu_fsdp2.yaml --main_process_port 0 --num_processes 2 --mixed_precision no "
+        "tests/fsdp_on_cpu.py"
+    ).split(),
 ]
 # rlmt is first: it sets environment variables that the others read
 LIBRARIES = (

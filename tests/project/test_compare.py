@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from script_runs import BASE, REWARD_MODEL, ROOT, run_here, write_prompts
+from script_runs import BASE, REWARD_MODEL, ROOT, run_here
 from test_page import generation, write
 
 from benchmarks.scoring import bootstrap
@@ -17,7 +17,6 @@ from rewards.preference import RewardModel
 from rlmt.data import read_log
 
 TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
-N_TASKS = 16
 
 
 def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
@@ -46,12 +45,15 @@ def write_ifeval(run: Path, *met: bool) -> None:
 def runs(reward_models, tmp_path_factory) -> Path:
     """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
     runs = tmp_path_factory.mktemp("small") / "runs"
-    runs.mkdir()
-    tasks = write_prompts(runs / "tasks.jsonl", N_TASKS)
+    tasks = []
+    for number in range(16):
+        content = f"I have {number + 10} dollars. What do you suggest?"
+        tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
+    write(runs, "tasks.jsonl", tasks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GOLD", REWARD_MODEL)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
-            evaluate(runs / f"eval-{name}", tasks, reward_models["chatml"], seed)
+            evaluate(runs / f"eval-{name}", runs / "tasks.jsonl", reward_models["chatml"], seed)
     write_ifeval(runs / "ifeval-sft-plain", True, False, False, False)
     write_ifeval(runs / "ifeval-grpo-plain-s0", True, True, False, False)
     write_ifeval(runs / "ifeval-grpo-plain-s1", True, False, True, False)

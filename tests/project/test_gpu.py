@@ -193,7 +193,6 @@ def test_a_real_model_trains_with_its_own_template(warm, tmp_path, show):
 @pytest.mark.parametrize(
     "command, tolerance",
     [(f"{SFT} --epochs 0.02", 1e-3), (f"{GRPO} {HF} --steps 5", np.inf if ON_GPU else 0.0)],
-    ids=["sft", "grpo"],
 )
 def test_a_killed_run_goes_on_with_the_same_losses(command, tolerance, warm, tmp_path, show):
     command += f" --model {warm} --save-steps 1"
@@ -261,7 +260,7 @@ def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
 
 
 @needs_card
-@pytest.mark.parametrize("flags", ["", "--lora-r 64"], ids=["full", "lora"])
+@pytest.mark.parametrize("flags", ["", "--lora-r 64"])
 def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_path, show):
     words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
     # without vLLM: an engine's memory would be counted; of a flag that is given twice the last counts

@@ -18,7 +18,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ABSOLUTE = re.compile(r"(?<![\w.<:/~])/[A-Za-z][\w.-]*/[\w.-]+|[A-Z]:\\\\")  # an absolute path
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_a_notebook_is_valid_executed_in_order_and_small(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -34,12 +34,11 @@ def test_a_notebook_is_valid_executed_in_order_and_small(path):
     assert not ABSOLUTE.findall(json.dumps(notebook.cells, ensure_ascii=False))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_cells_run(path, tmp_path, monkeypatch):
     """On the committed results, but 03, which shows completions: they are not committed."""
     monkeypatch.chdir(path.parent)
     monkeypatch.syspath_prepend("..")
-    plt.close("all")
     cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     source = "\n".join(cells)
     if path.name.startswith("03"):

@@ -25,7 +25,7 @@ import utils
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
 
-FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards", "rlmt")
+FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 TRAINING = sorted(path.stem for path in ROOT.glob("train_*.py"))
 

@@ -250,7 +250,6 @@ def test_tables_by_hand(tmp_path):
     assert "44.0 ± 3.0 (" in shown and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in shown
     # AE2's number is no mean over tasks
     assert "| 53.0, ± 12.7 over 2 seeds (" in shown and shown.endswith("partly measured |")
-    assert "model of others" in rendered(tmp_path, "10")[0]
 
 
 def test_a_table_says_how_its_columns_were_measured(tmp_path):
@@ -280,10 +279,9 @@ def test_a_table_says_how_its_columns_were_measured(tmp_path):
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     shutil.copytree(ROOT / "results" / "toy", tmp_path / "toy")
-    texts = tables.render(tmp_path, ROWS)
+    tables.render(tmp_path, ROWS)
     committed = {path.name: path.read_text() for path in (ROOT / "results" / "tables").iterdir()}
     assert committed == {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
-    assert all(tables.VARIANCE in text for text in texts.values())
 
 
 # --- the runner

@@ -41,7 +41,7 @@ def rows(path: Path) -> list[dict]:
 
 def completion(content, finish="stop", **message) -> tuple[int, dict]:
     message |= {"role": "assistant", "content": content}
-    return 200, {"model": "m", "choices": [{"message": message, "finish_reason": finish}]}
+    return 200, {"choices": [{"message": message, "finish_reason": finish}]}
 
 
 # --- a third of the calls fails
@@ -109,7 +109,6 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
 
 
 BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and how many calls that takes
-    "text": (completion("7"), "7", 1),
     "unclosed thinking": (completion("<think> 9", "length"), "<think> 9", 1),
     "cut off in its reasoning": (completion(None, "length", reasoning_content="9"), "", 1),
     "no usage, no reason": ((200, {"choices": [{"message": {"content": "7"}}]}), "7", 1),
@@ -144,7 +143,7 @@ def test_what_a_server_may_send(serve, client, name):
     """While other requests are answered, one that is not has an error."""
     sent, found, n_calls = BEHAVIOURS[name]
     server = serve(lambda text, n: sent if text == name else text)
-    judge = client(server, retries=2, timeout=0.4)
+    judge = client(server, retries=2)
     first, *rest = judge.ask(ask_for(name, *"abcdefgh"))
     assert [reply.text for reply in rest] == list("abcdefgh") and server.calls[name] == n_calls
     if first.error:
@@ -174,8 +173,6 @@ def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
     requests = ask_for("a", "b", "a") + ask_for("a", seed=1) + ask_for("a", seed=2) + ask_for("a", seed=1)
     replies = client(server, concurrency=1).ask(requests)
     assert [reply.value for reply in replies] == ["a0", "b0", "a0", "a1", "a2", "a1"]
-    elsewhere = client(server, base_url="http://localhost:1/v1")
-    assert client(server)._key(requests[0]) != elsewhere._key(requests[0])  # another question
 
 
 # --- the check before a run

@@ -54,7 +54,6 @@ def test_what_sft_writes(wholes):
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
     assert ends == [AutoTokenizer.from_pretrained(BASE).eos_token_id, tokenizer.eos_token_id]
-    assert json.loads((run / "model" / "think_format.json").read_text()) == {"think_format": "think"}
 
 
 def test_what_the_reward_model_writes(wholes):

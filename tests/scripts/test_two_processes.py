@@ -62,7 +62,7 @@ def one_process() -> dict:
     return run()
 
 
-@pytest.mark.parametrize("launcher", [DDP, FSDP2], ids=["DDP", "FSDP2"])
+@pytest.mark.parametrize("launcher", [DDP, FSDP2])
 def test_two_processes_make_the_updates_of_one(launcher, one_process):
     said = finished([sys.executable, *launcher, "tests/scripts/test_two_processes.py"])
     [result] = [line for line in said.splitlines() if line.startswith(RESULT)]
