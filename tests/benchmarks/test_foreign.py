@@ -5,7 +5,6 @@ The chat templates are the families' own texts, as the installed TRL keeps them 
 models are tiny ones, built here, with the tokens that those templates write.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -181,19 +180,3 @@ def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # no
     args.think_format = "plain"
     shared.check_plain(args, "z </think> y")
     shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")
-
-
-# --- 3. generation with models that have learned one completion by heart
-
-
-# --- 4. conversations
-
-
-# --- 5. our own checkpoints, and templates by --chat-template FILE
-
-
-def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
-    """Saves what an evaluation reads of a checkpoint that was trained here."""
-    tokenizer.save_pretrained(folder)
-    (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
-    return str(folder)

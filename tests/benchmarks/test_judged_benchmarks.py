@@ -4,55 +4,18 @@ it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a
 import csv
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import shared as stored
+from test_benchmarks import COMMAND, score, table, write
 
-import eval_benchmarks
 import eval_wildbench
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
 from rlmt.data import read_log, read_rows
-
-from rlmt.run import parse_args
-
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-
-
-def stored(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"needs {SHARED / name}")
-    return SHARED / name
-
-
-def table(name: str) -> list[dict]:
-    with open(stored(name)) as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, content) -> Path:
-    """Content as .json, or as .jsonl rows."""
-    text = json.dumps(content)
-    if path.suffix == ".jsonl":
-        text = "".join(json.dumps(row) + "\n" for row in content)
-    path.write_text(text)
-    return path
-
-
-def score(name: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0) -> dict:
-    """What the command writes for rows (or a file), also if many of them are invalid."""
-    if not isinstance(rows, Path):
-        rows = write(tmp_path / "rows.jsonl", rows)
-    out = tmp_path / "out" / "scores.json"
-    args = eval_benchmarks.Args(
-        name=name, data=str(data), from_=str(rows), out=str(out), max_invalid=max_invalid
-    )
-    eval_benchmarks.main(args)
-    return json.loads(out.read_text())
 
 
 # --- the one reader of verdicts
@@ -131,10 +94,8 @@ def test_alpacaeval2_paper_variant_by_hand(monkeypatch):
     "text, winner",
     [
         ('{"output": [{"model": "B", "rank": 2}, {"model": "A", "rank": 1}]}', "A"),
-        (
-            '{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}',
-            "B",
-        ),  # the paper's rule: the first
+        # the paper's rule: the first
+        ('{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}', "B"),
         ('{"output": [{"model": "C", "rank": 1}, {"model": "A", "rank": 1}]}', "A"),
         ('```json\n{"output": [{"model": "A", "rank": "1"}]}\n```', "A"),  # as int() has it
         *[
@@ -287,19 +248,11 @@ def creative(tmp_path) -> Path:
 
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     """Its analysis and first marks are numbers, of which the paper's code makes a score."""
-    rows = []
-    for i, text in enumerate(
-        ("[Analysis]\nStrengths: 3 images", "Coherent: 10\nMood: 12", "Coherent: 10\nMeandering: -5")
-    ):
-        rows.append({"title": "Noir: T", "iteration": i + 1, "judge_text": text})
+    texts = ["[Analysis]\nStrengths: 3 images", "Coherent: 10\nMood: 12", "Coherent: 10\nMeandering: -5"]
+    rows = [{"title": "Noir: T", "iteration": i, "judge_text": text} for i, text in enumerate(texts, 1)]
     out = score("creativewriting3", rows, creative, creative)
-    assert (out["n"], out["n_invalid"], out["n_incomplete"], out["overall"], out["iterations"]) == (
-        3,
-        2,
-        2,
-        50,
-        [50],
-    )
+    assert (out["n"], out["n_invalid"], out["n_incomplete"]) == (3, 2, 2)
+    assert (out["overall"], out["iterations"]) == (50, [50])
     # a mark of -5 would be worth 25 of 20, and is dropped
     assert out["overall_paper"] == pytest.approx((15 + 55 + 50) / 3)
     assert out["rows"][1]["invalid"] == "incomplete: no mark of 'Meandering'"
@@ -308,28 +261,6 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
 
 
 # --- whole runs
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command, in this process: what it said on stderr."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("OPENAI_API_KEY", "")
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-    def run(*words, code: int = 0) -> str:
-        words = (*words, "--model", "data/toy/base", "--max-tokens", 16)
-        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, words)])
-        try:
-            eval_benchmarks.main(parse_args(eval_benchmarks.Args, {}))
-            ended = 0
-        except SystemExit as error:
-            ended = error.code
-        said = capsys.readouterr().err
-        assert ended == code, said
-        return said
-
-    return run
 
 
 def longer(text: str, first: str, second: str) -> bool:
@@ -353,37 +284,25 @@ def prefer_the_longer(text: str, n: int):
     return f"<think>[[A=B]]</think>So [[{winner}>{loser}]]"
 
 
-@pytest.fixture
-def server(serve):
-    return serve(prefer_the_longer)
-
-
-@pytest.fixture
-def judge(server) -> tuple[str, ...]:
-    return "--judge", "longer", "--judge-url", server.url
-
-
-def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, server):
+def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
-    baseline = [
-        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(10)
-    ]
+    server = serve(prefer_the_longer)
+    baseline = [{"instruction": f"Say {i}.", "output": "word " * (i % 2 * 200) + "."} for i in range(10)]
     write(tmp_path / "baseline.json", baseline)
     lines = [f"{i},{(-1) ** i},{i / 10 - 1},0.3\n" for i in range(10)]
     header = "instruction_index,std_delta_len,instruction_difficulty,preference\n"
     (tmp_path / "gamed.csv").write_text(header + "".join(lines))
-    alpaca = ("alpacaeval2", *judge, "--data", tmp_path)
+    command = (*COMMAND, tmp_path, "alpacaeval2", "--judge", "longer", "--judge-url", server.url)
     for protocol, won in (("official", 1.75), ("paper", 2.0)):
-        run(*alpaca, "--protocol", protocol, "--out", tmp_path / protocol)
+        assert here(*command, "--protocol", protocol, "--out", tmp_path / protocol).returncode == 0
         for i, row in enumerate(read_log(tmp_path / protocol / "rows.jsonl")):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
     server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
-    run(*alpaca, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
+    here(*command, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
     assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
     index = [row for row in csv.DictReader(open(tmp_path / "runs.csv")) if row["run"] == "prose"]
-    assert {row["metric"]: row["value"] for row in index} == dict.fromkeys(
-        BENCHMARKS["alpacaeval2"].metrics, ""
-    )
+    values = {row["metric"]: row["value"] for row in index}
+    assert values == dict.fromkeys(BENCHMARKS["alpacaeval2"].metrics, "")
