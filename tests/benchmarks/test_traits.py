@@ -1,7 +1,6 @@
 """Traits of planning: win rates by hand, malformed replies, and whole runs with an HTTP judge that counts
 words in plans."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -165,8 +164,6 @@ def test_a_known_difference_gives_the_known_win_rates(serve, tmp_path):
     numbers = out["traits"]["More budget"]
     assert (numbers["wins"], numbers["ties"]) == (2 * budget.count(2), 2 * budget.count(1))
     assert (out["n"], out["n_left_out"], out["n_invalid"]) == (28, 0, 0)
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert {line["metric"]: float(line["value"]) for line in index} == pytest.approx(rates)
 
     # the traits of that run, without the prompts that it took them from
     chosen = str(tmp_path / "run" / "traits.json")

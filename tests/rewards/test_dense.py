@@ -2,17 +2,18 @@
 checkpoint."""
 
 import math
+import random
 from statistics import fmean
 
 import pytest
 import torch
 from conftest import tiny_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, set_seed
 
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import chat as templates
+
 import rewards
 import train_grpo
 from rewards import dense
@@ -44,13 +45,6 @@ def test_token_advantages_is_the_naive_loop():
 # --- steps
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    templates.prepare_tokenizer(tokenizer, "think")
-    return tokenizer
-
-
 def tiny(tokenizer):
     set_seed(0)
     sizes = dict(intermediate_size=32, max_position_embeddings=256, initializer_range=0.02)
@@ -61,11 +55,10 @@ def tiny(tokenizer):
 
 
 def completion(i: int, ids: list[int], correct: float | None = None) -> rollout.Completion:
-    generator = torch.Generator().manual_seed(i)
     return rollout.Completion(
         id=str(i),
         messages=[{"role": "user", "content": "Hello!"}],
-        prompt_ids=torch.randint(5, 100, (4,), generator=generator).tolist(),
+        prompt_ids=[5 + i, 6, 7, 8],
         ids=ids,
         text="",
         thinking="",
@@ -95,11 +88,10 @@ class Halves:
 
 
 def random_completions(n: int) -> list[rollout.Completion]:
-    generator = torch.Generator().manual_seed(0)
+    draw = random.Random(0)
     completions = []
     for i in range(n):
-        length = int(torch.randint(3, 12, (1,), generator=generator))
-        ids = torch.randint(5, 200, (length,), generator=generator).tolist()
+        ids = draw.choices(range(5, 200), k=draw.randrange(3, 12))
         completions.append(completion(i, ids, correct=None if i == 0 else float(i % 2)))
     return completions
 

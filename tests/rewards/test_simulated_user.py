@@ -1,13 +1,11 @@
 """rewards/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
 
-from pathlib import Path
-
 import pytest
 
 from rlmt.endpoint import Endpoint
 from rewards import simulated_user as sim
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "sage"
+
 PROFILE = {
     "id": "anna",
     "player": "Anna, 30, dry humour.",
@@ -15,12 +13,6 @@ PROFILE = {
     "task": "to be told it is not her fault",
     "first_talk": "The window was open again.",
 }
-
-
-def shared(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"the stored dialogues are not at {SHARED}")
-    return SHARED / name
 
 
 def dialogue(setting: dict, *turns: tuple[str, int]) -> dict:
@@ -196,13 +188,7 @@ def test_a_simulator_that_fails_gives_no_score(serve, tmp_path, silent):
         return "Change: +5\nResponse: hm"
 
     user = Endpoint("m", tmp_path / "simulator.jsonl", serve(answer).url)
-    chinese = {
-        "id": "lin",
-        "player": "林。",
-        "scene": "猫跑丢了。",
-        "task": "安慰",
-        "first_talk": "窗户又没关。",
-    }
+    chinese = dict.fromkeys(PROFILE, "猫跑丢了。")
     failed, other = (sim.start(profile, sim.RLVER) for profile in (PROFILE, chinese))
     for talk in (failed, other):
         sim.add_model_turn(talk, sim.RLVER, "Oh no.", "plain")

