@@ -186,6 +186,14 @@ def shared(name: str) -> Path:
     return path
 
 
+def value_or_none(read, text: str):
+    """Returns what `read` makes of a reply, or None where it refuses it."""
+    try:
+        return read(text)
+    except ValueError:
+        return None
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folders(tmp_path_factory) -> dict[str, Path]:
     folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}

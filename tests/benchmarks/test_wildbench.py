@@ -3,18 +3,17 @@ runs with a real HTTP judge."""
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, shared
+from conftest import shared, value_or_none
 
 import eval_wildbench
 from benchmarks import scoring, wildbench
 from benchmarks.judge_template import fill_messages
-from rlmt.data import read_log
+from data.toy import world as toy_world
+from rlmt.data import read_log, write_jsonl
 
 
 def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
@@ -50,8 +49,9 @@ def test_wb_reward_of_all_published_verdict_counts():
         "lose": ("B+", "A+"),
         "lose_much": ("B++", "A++"),
     }
-    seen = 0
-    for expected in csv.DictReader(open(shared("wildbench/pairwise_counts.csv"))):
+    published = list(csv.DictReader(open(shared("wildbench/pairwise_counts.csv"))))
+    assert len(published) == 312
+    for expected in published:
         names = [name for name in choices for _ in range(int(expected[name]))]
         rows = []
         for i in range(int(expected["total"])):
@@ -63,8 +63,6 @@ def test_wb_reward_of_all_published_verdict_counts():
         assert out["wb_reward"] == pytest.approx(100 * float(expected["published_reward"]), abs=1e-6)
         assert [out[name] for name in choices] == [int(expected[name]) for name in choices]
         assert out["n_skipped"] == len(rows) - len(names)
-        seen += 1
-    assert seen == 312
 
 
 # --- rules by hand
@@ -143,10 +141,10 @@ def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> 
 
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    template = "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}"
-    both = {"candidate_A": long, "candidate_B": "{$candidate_A} {x}"}
-    history, query, a, b, checklist = judge_prompt(template, "official", "reward", **both).split("|")
-    assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
+    template = "{$history}|{$user_query}|{$candidate_A}|{$checklist}"
+    text = judge_prompt(template, "official", "reward", candidate_A=long)
+    history, query, a, checklist = text.split("|")
+    assert history == "USER: a b\n\nASSISTANT: c" and checklist == "- x?\n- y?"
     assert a.endswith(" 999... (truncated)") and query.endswith("... (truncated)")
     text = judge_prompt("{$user_query}|{$candidate_A}", "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
@@ -165,27 +163,26 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
         ('{"reason": "he said \\"no\\"", "choice": "A++",}', "A++"),
         ('{"reason": "a "quote" in it", "choice": "B+"}', "B+"),
         ('{"reason": "line\nbreak", "choice": "A+"}', "A+"),
-        *[
-            (text, None)
-            for text in ("", "A", "null", '{"choice": "a+"}', '{"choice": "A+ "}', '{"choice": ["A+"]}')
-        ],
-        *[
-            (text, None)
-            for text in ('{"choice": ', '{"choice": "A', '{"reason": "x", "choice": "B+"', "[" * 5000)
-        ],
-        *[
-            (text, None)
-            for text in ('{"choice": "A+", "choice": "B+"}', '{"choice": "A+"} or {"choice": "B+"}')
-        ],
-        *[(text, None) for text in ("{'choice': 'A+'}", '["A+"]', '{"Choice": "A+"}', '{"choice": "Ａ＋"}')],
+        ("", None),
+        ("A", None),
+        ("null", None),
+        ('{"choice": "a+"}', None),
+        ('{"choice": "A+ "}', None),
+        ('{"choice": ["A+"]}', None),
+        ('{"choice": ', None),
+        ('{"choice": "A', None),
+        ('{"reason": "x", "choice": "B+"', None),
+        ("[" * 5000, None),
+        ('{"choice": "A+", "choice": "B+"}', None),
+        ('{"choice": "A+"} or {"choice": "B+"}', None),
+        ("{'choice': 'A+'}", None),
+        ('["A+"]', None),
+        ('{"Choice": "A+"}', None),
+        ('{"choice": "Ａ＋"}', None),
     ],
 )
 def test_a_verdict_is_exactly_one_choice_in_a_whole_object(text, value):
-    if value is None:
-        with pytest.raises(ValueError):
-            wildbench.read_verdict(text, "reward")
-    else:
-        assert wildbench.read_verdict(text, "reward") == value
+    assert value_or_none(lambda said: wildbench.read_verdict(said, "reward"), text) == value
 
 
 # --- whole runs
@@ -203,11 +200,10 @@ def by_length(text: str, n: int) -> str:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    sizes = ("--n-traces", "1", "--n-prompts", "1", "--n-pairs", "1", "--n-tasks", "24")
-    command = [sys.executable, "-m", "data.toy.world", "--out", folder, *sizes]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder / "benchmark_tasks.jsonl"
+    path = tmp_path_factory.mktemp("toy") / "tasks.jsonl"
+    sizes = toy_world.Args(n_traces=1, n_prompts=1, n_pairs=1, n_tasks=24)
+    write_jsonl(path, toy_world.write_files(sizes)["benchmark_tasks"])
+    return path
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from conftest import tiny_config
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from rewards import verified
 from data import prepare
@@ -328,10 +329,10 @@ def small_model(folder: Path, tokenizer_folder: Path) -> LlamaForCausalLM:
     """Writes a model of the same kind as SmolLM2, as the hub has it: tied, 9:3 heads, the end of turn as pad
     token."""
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    sizes = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4, "tie_word_embeddings": True}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
+    config = tiny_config(tokenizer, hidden_size=36, tie_word_embeddings=True, **heads)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **heads))
+    model = LlamaForCausalLM(config)
     model.generation_config.do_sample = True
     model.generation_config.temperature = 0.2
     model.save_pretrained(folder)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards import verified
-from data.toy import models, programs
+from data.toy import models, programs, sums
 
 STEPS = [("+", 3), ("*", 2)]
 MESSAGES = [{"role": "user", "content": "Hello! Take x, then add 3, then double it."}]
@@ -68,27 +68,35 @@ def test_the_teacher_by_hand():
     assert programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
 
 
-def test_a_careful_teacher_is_right_and_the_usual_one_is_not_where_parentheses_matter():
-    for slips, low, high in ((0.0, 1.0, 1.0), (0.6, 0.6, 0.75), (1.0, 0.4, 0.6)):
-        args = programs.Args(n_traces=500, n_prompts=1, n_tasks=1, slips=slips)
-        traces = programs.write_files(args)["code_traces"]
-        share = sum(programs.gold(r["messages"], r["response"]) for r in traces) / len(traces)
-        assert low <= share <= high, slips
-
-
-def sandbox_row(response: str) -> dict:
-    row = {"id": "0", "messages": MESSAGES, "response": response, "status": "ok"}
-    return row | {"tests": TESTS, "entry_point": "f"}
+@pytest.mark.parametrize(
+    "world, slips, low, high",
+    [
+        (programs, 0.0, 1.0, 1.0),
+        (programs, 0.6, 0.6, 0.75),
+        (programs, 1.0, 0.4, 0.6),  # right where no parentheses are needed
+        (sums, 0.0, 1.0, 1.0),
+        (sums, 0.15, 0.55, 0.85),
+    ],
+)
+def test_a_careful_teacher_is_right_and_the_usual_one_mostly(world, slips, low, high):
+    traces, *_ = world.write_files(world.Args(n_traces=500, n_prompts=1, n_tasks=1, slips=slips)).values()
+    share = sum(world.gold(row["messages"], row["response"]) for row in traces) / len(traces)
+    assert low <= share <= high
 
 
 def test_gold_and_the_sandbox_agree(needs_sandbox):
     """One reads the prompt and works the sum out, the other runs the program on the row's tests."""
-    ran = verified.code([sandbox_row(response) for response, _ in ANSWERS])
+
+    def by_tests(*responses: str) -> list[float]:
+        row = {"id": "0", "status": "ok", "tests": TESTS, "entry_point": "f"}
+        return verified.code([row | {"response": response} for response in responses])
+
+    ran = by_tests(*dict(ANSWERS))
     for (response, right), value in zip(ANSWERS, ran, strict=True):
         assert programs.gold(MESSAGES, response) == value == right, response
     # gold is stricter: answers by heart and by bits pass the four tests, but gold reads + - * only
     stricter = ["def f(x): return {0: 6, 1: 8, 7: 20, -4: -2}[x]", "def f(x): return x + 3 << 1"]
-    assert verified.code([sandbox_row(response) for response in stricter]) == [1.0, 1.0]
+    assert by_tests(*stricter) == [1.0, 1.0]
     assert [programs.gold(MESSAGES, response) for response in stricter] == [0, 0]
 
     taught = []
@@ -126,11 +134,9 @@ def test_the_base_model_gets_the_words_and_keeps_its_own(tmp_path):
             text = "\n".join(parts)
             ids = tokenizer(text)["input_ids"]
             assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids) == text
-    assert {word: tokenizer.get_vocab()[word] for word in before.get_vocab()} == before.get_vocab()
+    assert before.get_vocab().items() <= tokenizer.get_vocab().items()
     assert tokenizer.special_tokens_map == before.special_tokens_map
     old = AutoModelForCausalLM.from_pretrained(base).get_input_embeddings().weight
     new = AutoModelForCausalLM.from_pretrained(tmp_path / "base").get_input_embeddings().weight
     assert len(new) == len(tokenizer) > len(old) and torch.equal(new[: len(old)], old)
     assert new[len(old) :].std().item() == pytest.approx(old.std().item(), rel=0.1)
-    text = "Hello! The budget is 20 dollars."
-    assert tokenizer(text)["input_ids"] == before(text)["input_ids"]

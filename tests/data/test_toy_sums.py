@@ -36,11 +36,3 @@ def test_answers_by_hand():
     for row in rows()["sums_prompts"] + rows()["sums_tasks"]:
         assert toy_sums.gold(row["messages"], row["answer"]) == 1
         assert toy_sums.gold(row["messages"], "no number") == 0
-
-
-def test_a_careful_teacher_is_right_and_the_usual_one_mostly():
-    for slips, low, high in ((0.0, 1.0, 1.0), (0.15, 0.55, 0.85)):
-        args = toy_sums.Args(n_traces=300, n_prompts=1, n_tasks=1, slips=slips)
-        traces = toy_sums.write_files(args)["sums_traces"]
-        share = sum(toy_sums.gold(r["messages"], r["response"]) for r in traces) / len(traces)
-        assert low <= share <= high

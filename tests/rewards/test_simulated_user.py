@@ -1,6 +1,7 @@
 """rewards/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
 
 import pytest
+from conftest import value_or_none
 
 from rlmt.endpoint import Endpoint
 from rewards import simulated_user as sim
@@ -135,11 +136,10 @@ PLANS = {  # what stands at the end of a planner's reply: the change, None: refu
 
 @pytest.mark.parametrize("tail", PLANS)
 def test_planner_replies(tail):
+    plan = value_or_none(sim.read_plan, HEAD + tail)
     if PLANS[tail] is None:
-        with pytest.raises(ValueError):
-            sim.read_plan(HEAD + tail)
+        assert plan is None
     else:
-        plan = sim.read_plan(HEAD + tail)
         assert plan["change"] == PLANS[tail]
         assert (plan["content"], plan["TargetCompletion"], plan["activity"]) == ("cares", "partly", "hm")
 
@@ -158,11 +158,8 @@ def test_planner_replies(tail):
     ],
 )
 def test_speaker_replies(text, said):
-    if said is None:
-        with pytest.raises(ValueError):
-            sim.read_speech(text)
-    else:
-        assert sim.read_speech(text)[1] == said
+    speech = value_or_none(sim.read_speech, text)
+    assert (speech and speech[1]) == said
 
 
 def test_a_turn_can_forge_neither_a_speaker_nor_a_heading():
