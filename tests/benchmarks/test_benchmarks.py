@@ -264,27 +264,33 @@ GRID = {
     "solution": {"header": ["House", "Name", "Pet"], "rows": [["1", "Eric", "Dog"], ["2", "Arnold", "cat"]]},
 }
 RIGHT = {"House 1": {"Name": "Eric", "Pet": "dog"}, "House 2": {"Name": " arnold ", "Pet": ["cat", "dog"]}}
+
+
+def solved(solution) -> str:
+    return json.dumps({"solution": solution})
+
+
 REPLIES = [  # response, right cells of 4; None: unreadable
     (json.dumps({"reasoning": "r", "solution": RIGHT}), 4),
     ("So:\n```json\n" + json.dumps({"solution": RIGHT}, indent=2) + "\n```", 4),
-    (json.dumps({"solution": {}}) + json.dumps({"solution": RIGHT}), 4),
-    (json.dumps({"solution": RIGHT}) + json.dumps({"solution": {}}), 0),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": "Eric"}}}), 3),
-    (json.dumps({"solution": RIGHT | {"House 2": "Arnold, cat"}}), 2),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": None, "Pet": 7}}}), 2),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": [], "Pet": [["dog"]]}}}), 2),
-    (json.dumps({"solution": {"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}}), 2),
-    (json.dumps({"solution": {}}), 0),
+    (solved({}) + solved(RIGHT), 4),
+    (solved(RIGHT) + solved({}), 0),
+    (solved(RIGHT | {"House 1": {"Name": "Eric"}}), 3),
+    (solved(RIGHT | {"House 2": "Arnold, cat"}), 2),
+    (solved(RIGHT | {"House 1": {"Name": None, "Pet": 7}}), 2),
+    (solved(RIGHT | {"House 1": {"Name": [], "Pet": [["dog"]]}}), 2),
+    (solved({"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}), 2),
+    (solved({}), 0),
     (json.dumps({"answer": RIGHT}), None),
-    (json.dumps({"solution": [RIGHT]}), None),
-    (json.dumps({"solution": None}), None),
-    (json.dumps({"solution": RIGHT})[:-2], None),
+    (solved([RIGHT]), None),
+    (solved(None), None),
+    (solved(RIGHT)[:-2], None),
     ("", None),
     ("}{", None),
     ("{}", None),
     ("{not json}", None),
     ("[1]", None),
-    (json.dumps({"solution": RIGHT}) + " {", 4),
+    (solved(RIGHT) + " {", 4),
     (json.dumps({"reasoning": "a { brace", "solution": RIGHT}), None),
     ("{" * 10000, None),
 ]
@@ -294,9 +300,7 @@ REPLIES = [  # response, right cells of 4; None: unreadable
 def test_zebralogic_check(response, right):
     out = verified.zebralogic_check(GRID, response)
     truth = verified.zebralogic_truth(GRID["solution"])
-    n_right = 0
-    for cell, true_cell in zip(out["answer"] or (), truth):
-        n_right += cell == true_cell
+    n_right = sum(cell == true_cell for cell, true_cell in zip(out["answer"] or (), truth))
     assert n_right == (right or 0) and out["correct"] is (right == 4)
     assert (out["answer"] is None) == (right is None)
 

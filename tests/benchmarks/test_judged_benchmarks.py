@@ -227,9 +227,6 @@ def test_parse_creativewriting3(text, marks):
     assert value_or_none(creativewriting3.parse_reply, text) == marks
 
 
-CRITERIA = ["Coherent", "Mood", "Meandering"]  # of the last one less is better
-
-
 @pytest.fixture
 def creative(tmp_path) -> Path:
     """A folder of data with one prompt."""
@@ -242,7 +239,7 @@ def creative(tmp_path) -> Path:
     folder = tmp_path / "creative"
     folder.mkdir()
     write(folder / "prompts_v3.json", {"1": prompt})
-    (folder / "criteria.txt").write_text("\n".join(CRITERIA))
+    (folder / "criteria.txt").write_text("Coherent\nMood\nMeandering")
     (folder / "negative_criteria.txt").write_text("Meandering")
     return folder
 
@@ -271,18 +268,14 @@ def longer(text: str, first: str, second: str) -> bool:
 
 
 def prefer_the_longer(text: str, n: int):
-    """A judge that thinks, and prefers the longer answer, in the form that it is asked for."""
+    """A judge that prefers the longer answer, in the form that it is asked for."""
     if "Answer of m:" in text:
         better = "m" if longer(text, "Answer of m:", "Answer of M:") else "M"
         tops = [{"token": t, "logprob": math.log(0.75 if t == better else 0.25)} for t in "mM"]
         choice = {"message": {"content": better}, "logprobs": {"content": [{"top_logprobs": tops}]}}
         return 200, {"choices": [choice | {"finish_reason": "length"}]}
-    if "[Scores]" in text:
-        return "<think>Coherent: 1</think>[Scores]\nCoherent: 12\nMeandering: 5"
     winner, loser = "AB" if longer(text, "Answer of A:", "Answer of B:") else "BA"
-    if "Reply with nothing but JSON" in text:
-        return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
-    return f"<think>[[A=B]]</think>So [[{winner}>{loser}]]"
+    return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
 
 
 def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):

@@ -26,10 +26,10 @@ def row(i: int, thinking: str, **more) -> dict:
 
 def write(folder: Path, ours: list[dict], theirs: list[dict]) -> dict[str, str]:
     """Writes the rows of two checkpoints, and returns the arguments that name their files."""
-    files = {"generations": str(folder / "rl-secret.jsonl"), "baseline": str(folder / "sft-secret.jsonl")}
-    write_jsonl(Path(files["generations"]), ours)
-    write_jsonl(Path(files["baseline"]), theirs)
-    return files
+    rl, sft = folder / "rl-secret.jsonl", folder / "sft-secret.jsonl"
+    write_jsonl(rl, ours)
+    write_jsonl(sft, theirs)
+    return {"generations": str(rl), "baseline": str(sft)}
 
 
 # --- win rates by hand

@@ -87,46 +87,42 @@ def test_refusals(text, expected):
 
 # --- whole runs
 
-CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace), and the calls it takes
-    "good": (lambda n: tagged(), "", 1),
-    "unreadable twice": (lambda n: tagged() if n == 2 else PLAN, "", 3),
-    "500, then good": (lambda n: Fault("500") if n == 0 else tagged(), "", 2),
-    "dropped connection twice": (lambda n: Fault("reset") if n < 2 else tagged(), "", 3),
-    "429, unreadable, half a body": (
-        lambda n: [Fault("429"), "<think>", Fault("short body"), tagged()][n],
-        "",
-        4,
-    ),
-    "Ответь, пожалуйста": (lambda n: tagged(response=RUSSIAN), "", 1),
-    "a good one with \u2028 and an emoji": (lambda n: tagged(response=ENGLISH + "\u2028\U0001f600"), "", 1),
-    "no tags": (lambda n: "Just the answer.", "no_open", 4),
-    "thinking unclosed": (lambda n: f"<think>{PLAN}<response>{ENGLISH}</response>", "no_close", 4),
-    "two answers": (lambda n: tagged() + tagged(), "tag_inside_text", 4),
-    "a postscript": (lambda n: tagged() + "P.S.", "text_after_response", 4),
-    "no thought": (lambda n: tagged(""), "empty_thinking", 4),
-    "no answer": (lambda n: tagged(response=""), "empty_response", 4),
-    "cut off": (lambda n: body("<think>" + PLAN, "length"), "truncated", 4),
-    "cut off at once, in a repeat": (
-        lambda n: body("<think>" + PLAN, "length") if n else "no tags",
-        "truncated",
-        4,
-    ),
-    "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 4),
-    "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
-    "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
-    "refused in a field": (lambda n: body(None, refusal="no"), "refusal", 4),
-    "filtered": (lambda n: body("", "content_filter"), "refusal", 4),
-    "other tags": (lambda n: tagged(response=f"<thinking>hm</thinking> {ENGLISH}"), "tag_inside_text", 1),
-    "hardly a thought": (lambda n: tagged("An easy one."), "short_thinking", 1),
-    "half a surrogate pair": (lambda n: tagged(response=ENGLISH + "\ud83d"), "broken_unicode", 1),
-    "too long a context": (lambda n: (400, {"error": {"message": "context"}}), "rejected", 1),
-    "always 503": (lambda n: Fault("503"), "no_reply", 3),
+CASES = {  # the replies, of which the last stays; why it is dropped ("": a good trace); and the calls it takes
+    "good": ([tagged()], "", 1),
+    "unreadable twice": ([PLAN, PLAN, tagged()], "", 3),
+    "dropped connection twice": ([Fault("reset"), Fault("reset"), tagged()], "", 3),
+    "429, unreadable, half a body": ([Fault("429"), "<think>", Fault("short body"), tagged()], "", 4),
+    "Ответь, пожалуйста": ([tagged(response=RUSSIAN)], "", 1),
+    "a good one with \u2028 and an emoji": ([tagged(response=ENGLISH + "\u2028\U0001f600")], "", 1),
+    "no tags": (["Just the answer."], "no_open", 4),
+    "thinking unclosed": ([f"<think>{PLAN}<response>{ENGLISH}</response>"], "no_close", 4),
+    "two answers": ([tagged() + tagged()], "tag_inside_text", 4),
+    "a postscript": ([tagged() + "P.S."], "text_after_response", 4),
+    "no thought": ([tagged("")], "empty_thinking", 4),
+    "no answer": ([tagged(response="")], "empty_response", 4),
+    "cut off": ([body("<think>" + PLAN, "length")], "truncated", 4),
+    "cut off at once, in a repeat": (["no tags", body("<think>" + PLAN, "length")], "truncated", 4),
+    "cut off behind the end": ([body(tagged(), "length")], "truncated", 4),
+    "refused without tags": (["I'm sorry, but I can't help with that."], "refusal", 1),
+    "refused in tags": ([tagged(response="I cannot assist with this.")], "refusal", 1),
+    "refused in a field": ([body(None, refusal="no")], "refusal", 4),
+    "filtered": ([body("", "content_filter")], "refusal", 4),
+    "other tags": ([tagged(response=f"<thinking>hm</thinking> {ENGLISH}")], "tag_inside_text", 1),
+    "hardly a thought": ([tagged("An easy one.")], "short_thinking", 1),
+    "half a surrogate pair": ([tagged(response=ENGLISH + "\ud83d")], "broken_unicode", 1),
+    "too long a context": ([(400, {"error": {"message": "context"}})], "rejected", 1),
+    "always 503": ([Fault("503")], "no_reply", 3),
 }
 
 
 def test_every_kind_of_reply(world):
     prompts = [chat(name) for name in [*CASES, "good"]]
-    server, run = world(prompts, lambda text, n: CASES[text][0](n))
+
+    def behave(text: str, n: int):
+        replies = CASES[text][0]
+        return replies[min(n, len(replies) - 1)]
+
+    server, run = world(prompts, behave)
     got, report = run(n=9)  # more than the file gives
     reasons = {"": []}
     for i, (_, reason, _) in enumerate(CASES.values()):

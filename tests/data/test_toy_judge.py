@@ -44,13 +44,8 @@ def ask(tmp_path, monkeypatch):
 def row(response: str, text: str = TEXT) -> dict:
     criteria = toy_judge.criteria(toy_world.read_prompt(text))
     rubric = [{"criterion": words, "weight": CHECKS[name][0]} for name, words in criteria.items()]
-    return {
-        "id": "0",
-        "messages": [{"role": "user", "content": text}],
-        "response": response,
-        "status": "ok",
-        "rubric": rubric,
-    }
+    messages = [{"role": "user", "content": text}]
+    return {"id": "0", "messages": messages, "response": response, "status": "ok", "rubric": rubric}
 
 
 def drafts(n: int) -> list[dict]:
@@ -87,10 +82,8 @@ def test_the_stated_share_of_verdicts_is_wrong_and_stays_so(ask):
 
 def test_rubric_prompts_are_the_rl_prompts_with_their_criteria():
     rows = toy_judge.rubric_prompts(50, 0)
-    world = toy_world.write_files(
-        toy_world.Args(n_traces=1, n_prompts=50, n_pairs=1, n_tasks=1, n_held_out=1)
-    )["rl_prompts"]
-    assert [r["messages"] for r in rows] == [r["messages"] for r in world]
+    prompts = [text for _, _, text, _ in toy_world.orders_of("rl", 50, 0)]
+    assert [r["messages"][0]["content"] for r in rows] == prompts
     for r in rows:
         order = toy_world.read_prompt(r["messages"][0]["content"])
         asked = [criterion["criterion"] for criterion in r["rubric"]]

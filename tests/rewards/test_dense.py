@@ -54,22 +54,10 @@ def tiny(tokenizer):
 # --- in the loops
 
 
-def completion(i: int, ids: list[int], correct: float | None = None) -> rollout.Completion:
-    return rollout.Completion(
-        id=str(i),
-        messages=[{"role": "user", "content": "Hello!"}],
-        prompt_ids=[5 + i, 6, 7, 8],
-        ids=ids,
-        reward=1.0,
-        correct=correct,
-        advantages=[0.25] * len(ids),
-    )
+class Lengths:
+    """A source as those of dense.py: 1 on the second token, the length on the last."""
 
-
-class Halves:
-    """A source as those of dense.py: 1 on the second token, the share of tokens below 100 on the last."""
-
-    name = "halves"
+    name = "lengths"
     weight = 0.5
     scaled = True
 
@@ -77,7 +65,7 @@ class Halves:
         values = torch.zeros(len(completions), max(len(c.ids) for c in completions))
         for n, one in enumerate(completions):
             values[n, 1] = 1.0
-            values[n, len(one.ids) - 1] += sum(token < 100 for token in one.ids) / len(one.ids)
+            values[n, len(one.ids) - 1] += len(one.ids)
         return values, values != 0
 
 
@@ -86,17 +74,21 @@ def random_completions(n: int) -> list[rollout.Completion]:
     completions = []
     for i in range(n):
         ids = draw.choices(range(5, 200), k=draw.randrange(3, 12))
-        completions.append(completion(i, ids, correct=None if i == 0 else float(i % 2)))
+        one = rollout.Completion(id=str(i), messages=[], prompt_ids=[5 + i, 6, 7, 8], ids=ids, reward=1.0)
+        one.advantages = [0.25] * len(ids)
+        if i > 0:
+            one.correct = float(i % 2)
+        completions.append(one)
     return completions
 
 
 def test_grpo_adds_token_advantages_to_those_of_the_outcome():
     completions = random_completions(8)
     completions[3].reward = math.nan  # nothing is learned from it
-    values, events = Halves().token_rewards(completions)
+    values, events = Lengths().token_rewards(completions)
     known = torch.tensor([[not math.isnan(one.reward)] for one in completions])
     expected = 0.25 + 0.5 * dense.token_advantages(values, events & known, 4, scale=True)
-    dense.add_advantages(Halves(), completions, 4, scale=True)
+    dense.add_advantages(Lengths(), completions, 4, scale=True)
     for one, row_ in zip(completions, expected, strict=True):
         assert one.advantages == pytest.approx(row_[: len(one.ids)].tolist())
     assert completions[3].advantages == [0.25] * len(completions[3].ids)
