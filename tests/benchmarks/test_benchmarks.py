@@ -59,21 +59,22 @@ def test_popqa(tmp_path, exits):
         {"id": "t5", "question": "Q5", "answers": ["", "x-ray"]},
     ]
     data = write(tmp_path / "popqa.jsonl", tasks)
-    rows = [  # key, response, official, paper
-        ({"id": "t0"}, "It was Ralph Reichenthal.", True, True),
-        ({"id": "t0"}, "ralph rainger", True, True),
-        ({"id": "t0"}, "RALPH RAINGER", False, True),
-        ({"id": "t0"}, "Ralph rainger", True, True),
-        ({"id": "t0"}, "Rainger", False, False),
-        ({"question": "Q1", "id": "my-id"}, "a Politician", True, True),  # no task has this id
-        ({"question": "Q1"}, "POLITICIANS", False, True),
-        ({"id": "t2"}, "usa", True, True),
-        ({"id": "t2"}, "usage", True, True),  # a substring is enough, as in the official tool
-        ({"id": "t3", "question": "Q3"}, "", False, False),
-        ({"id": "t5"}, "anything", False, False),
+    cases = [  # id, question, response, official, paper
+        ("t0", "", "It was Ralph Reichenthal.", True, True),
+        ("t0", "", "ralph rainger", True, True),
+        ("t0", "", "RALPH RAINGER", False, True),
+        ("t0", "", "Ralph rainger", True, True),
+        ("t0", "", "Rainger", False, False),
+        ("my-id", "Q1", "a Politician", True, True),  # no task has this id
+        ("my-id", "Q1", "POLITICIANS", False, True),
+        ("t2", "", "usa", True, True),
+        ("t2", "", "usage", True, True),  # a substring is enough, as in the official tool
+        ("t3", "Q3", "", False, False),
+        ("t5", "", "anything", False, False),
     ]
-    out = score("popqa", [key | {"response": response} for key, response, *_ in rows], data, tmp_path)
-    assert [(r["correct"], r["correct_paper"]) for r in out["rows"]] == [tuple(r[2:]) for r in rows]
+    rows = [{"id": case[0], "question": case[1], "response": case[2]} for case in cases]
+    out = score("popqa", rows, data, tmp_path)
+    assert [(r["correct"], r["correct_paper"]) for r in out["rows"]] == [case[3:] for case in cases]
     # tasks: t0 3/5, t1 1/2, t2 1, t3 0, t5 0
     assert (out["accuracy"], out["accuracy_paper"]) == pytest.approx((2.1 / 5, 2.8 / 5))
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
@@ -376,7 +377,7 @@ COMMAND = ("eval_benchmarks.py", "--model", "data/toy/base", "--max-tokens", 16,
 
 
 def test_generate_and_score(here, tmp_path):
-    """The toy base model: what it writes is generated, kept, scored as --from scores it, and indexed."""
+    """The toy base model: what it writes is generated, kept, and scored as --from scores it."""
     tasks = [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)]
     data = write(tmp_path / "test.jsonl", tasks)
     run = tmp_path / "run"
@@ -389,8 +390,7 @@ def test_generate_and_score(here, tmp_path):
     summary = json.loads((run / "summary.json").read_text())
     again = score("gsm8k", run / "rows.jsonl", data, tmp_path)
     assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"])
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [(r["metric"], r["n"]) for r in index] == [("accuracy", "6"), ("maj@2", "6")]
+
     assert "exists; --resume" in here(*command).stderr
 
 

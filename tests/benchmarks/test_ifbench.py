@@ -102,7 +102,7 @@ def test_ifeval_rows(tmp_path, exits):
     out = score("ifeval", rows, data, tmp_path)
     assert (out["prompt_strict"], out["instruction_strict"]) == (0, 0.5)
     assert (out["n"], out["n_invalid"], out["n_missing"]) == (2, 1, 1)
-    assert (out["n_instructions"], out["n_timed_out"]) == (2, 0)
+    assert out["n_instructions"] == 2
     assert "a second row of the same task" in exits(score, "ifeval", [rows[0]] * 2, data, tmp_path)
     assert "rows.jsonl:1: no field response" in exits(score, "ifeval", [{"key": 7}], data, tmp_path)
     other = write(tmp_path / "other.json", [task(**{"count:words": {}})])
@@ -140,15 +140,6 @@ def test_loose_variants_and_several_instructions():
     for text in (f"```csv\n{body}\n```", f"**{body}**", f"Here:\n\n{body}"):
         assert ifeval.check(both, text) == {"strict": [False, True], "loose": [True, True]}
     assert ifeval.check(both, f"Here:\nit is\n{body}")["loose"] == [False, True]
-    assert ifeval.loose_variants("*a\nb\nc*\n") == [
-        "*a\nb\nc*\n",
-        "b\nc*",
-        "*a\nb\nc*",
-        "a\nb\nc\n",
-        "b\nc",
-        "a\nb\nc",
-    ]
-    assert ifeval.loose_variants("a") == ["a"]
 
 
 def test_a_blank_response_and_one_that_stops_the_checker_meet_nothing():

@@ -1,7 +1,6 @@
 """AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if
 it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -294,9 +293,8 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
-    server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
+    server.behave = lambda text, n: "I cannot say."  # no headline
     here(*command, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
-    assert json.loads((tmp_path / "prose" / "summary.json").read_text())["n_invalid"] == 10
-    index = [row for row in csv.DictReader(open(tmp_path / "runs.csv")) if row["run"] == "prose"]
-    values = {row["metric"]: row["value"] for row in index}
-    assert values == dict.fromkeys(BENCHMARKS["alpacaeval2"].metrics, "")
+    summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
+    assert summary["n_invalid"] == 10
+    assert all(summary[metric] is None for metric in BENCHMARKS["alpacaeval2"].metrics)

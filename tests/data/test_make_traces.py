@@ -90,7 +90,6 @@ def test_refusals(text, expected):
 CASES = {  # the replies, of which the last stays; why it is dropped ("": a good trace); and the calls it takes
     "good": ([tagged()], "", 1),
     "unreadable twice": ([PLAN, PLAN, tagged()], "", 3),
-    "dropped connection twice": ([Fault("reset"), Fault("reset"), tagged()], "", 3),
     "429, unreadable, half a body": ([Fault("429"), "<think>", Fault("short body"), tagged()], "", 4),
     "Ответь, пожалуйста": ([tagged(response=RUSSIAN)], "", 1),
     "a good one with \u2028 and an emoji": ([tagged(response=ENGLISH + "\u2028\U0001f600")], "", 1),

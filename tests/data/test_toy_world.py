@@ -78,10 +78,10 @@ def test_prompts_are_read_back_and_careful_answers_are_perfect():
     for _ in range(500):
         order = toy_world.sample_order(rng)
         text = toy_world.write_prompt(order, rng)
-        thinking, response = toy_world.write_answer(order, NO_SLIPS, rng)
+        _, response = toy_world.write_answer(order, NO_SLIPS, rng)
         assert toy_world.read_prompt(text) == order
         assert toy_world.gold([{"role": "user", "content": text}], response) == 1.0
-        assert thinking.startswith(f"Budget {order.budget}, no {order.avoid}.")
+
     with pytest.raises(ValueError, match="not a toy-world order"):
         toy_world.read_prompt("What is the capital of France?")
 

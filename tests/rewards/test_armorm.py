@@ -28,7 +28,7 @@ def folder(tmp_path_factory, tokenizer_folders):
     weights["reward_transform_matrix"] = torch.eye(N) - 0.3 * torch.rand(N, N)
     weights["gating.logit_scale"] = torch.tensor([1.7])
     widths = [32, 24, 24, 24, N]
-    for n, (width_in, width_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for n, (width_in, width_out) in enumerate(zip(widths, widths[1:])):
         weights[f"gating.layers.{n}.weight"] = torch.randn(width_out, width_in)
         weights[f"gating.layers.{n}.bias"] = torch.randn(width_out)
     tokenizer.save_pretrained(path)

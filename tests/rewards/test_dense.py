@@ -1,6 +1,7 @@
 """Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its
 checkpoint."""
 
+import copy
 import math
 import random
 from statistics import fmean
@@ -8,7 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 from conftest import tiny_config
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from rlmt import checkpoint
 from rlmt import model as policy
@@ -43,12 +44,6 @@ def test_token_advantages_is_the_naive_loop():
 
 
 # --- steps
-
-
-def tiny(tokenizer):
-    set_seed(0)
-    sizes = dict(intermediate_size=32, max_position_embeddings=256, initializer_range=0.02)
-    return LlamaForCausalLM(tiny_config(tokenizer, tie_word_embeddings=True, **sizes))
 
 
 # --- in the loops
@@ -94,16 +89,18 @@ def test_grpo_adds_token_advantages_to_those_of_the_outcome():
     assert completions[3].advantages == [0.25] * len(completions[3].ids)
 
 
-def prime(tokenizer, folder, resume_from=None, learning_rate=1e-2):
+def prime(tokenizer, folder, resume_from=None):
     """PRIME's model beside a policy that starts the same; its checkpoint folder, if it goes on from one."""
     args = train_grpo.Args(
         model=str(folder / "start"), gradient_checkpointing=False, temperature=1.0, micro_batch_tokens=40
     )
     if not (folder / "start").exists():
-        tiny(tokenizer).save_pretrained(folder / "start")
+        torch.manual_seed(0)
+        start = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.02))
+        start.save_pretrained(folder / "start")
     accelerator = policy.start_accelerator()
     reference = policy.load_reference(args.model, 1.0, accelerator)
-    options = {"beta": 0.5, "learning_rate": learning_rate}
+    options = {"beta": 0.5, "learning_rate": 1e-2}
     part = rewards.Part("prime", 1.0, None, [], options, "")
     source = dense.ImplicitReward(args, part, resume_from, reference, tokenizer, accelerator)
     if resume_from:
@@ -119,10 +116,8 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
     for one, marks in zip(completions, events, strict=True):
         assert marks.sum() == len(one.ids)
 
-    model = policy.unwrap(source.learner.model)
     before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    now = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    now.load_state_dict(model.state_dict())
+    now = copy.deepcopy(policy.unwrap(source.learner.model))
     values, _ = source.token_rewards(completions)
     for one, found in zip(completions, values, strict=True):
         ids = torch.tensor([one.prompt_ids + one.ids])

@@ -129,11 +129,6 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
     assert model.encode(messages, f"{end}yes") == model.encode([{"role": "user", "content": ""}], "yes")
     assert messages == [{"role": "user", "content": end}]  # the caller's are left alone
 
-    bos = model.tokenizer.bos_token_id
-    if bos is not None:
-        ids = model.encode([USER], "yes")
-        assert ids[0] == bos and ids.count(bos) == 1
-
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):
     prompts, completions = conversations(20)

@@ -18,11 +18,9 @@ def row(response="", status="ok", n_tokens=10, **fields):
         "id": "r",
         "messages": [{"role": "user", "content": "Q?"}],
         "text": response,
-        "thinking": "",
         "response": response,
         "status": status,
         "n_tokens": n_tokens,
-        "n_thinking_tokens": 0,
     } | fields
 
 

@@ -302,7 +302,7 @@ def boxed(pairs, expected):
 
 
 def test_tricky_equalities():
-    assert len(EQUAL + DIFFERENT) > 130
+
     assert boxed(EQUAL, 1.0) == []
     assert boxed(DIFFERENT, 0.0) == []
 
@@ -426,10 +426,9 @@ def test_instructions(nltk_data):
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     """A recursion in json, a regular expression of quadratic time."""
     deep = row("[" * 3000, **asked("detectable_format:json_format"))
-    wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))
-    wide["kwargs"] = [{"num_placeholders": 1}]
-    fine = row("[a] [b]", **asked("detectable_content:number_placeholders"))
-    fine["kwargs"] = [{"num_placeholders": 2}]
+    placeholders = asked("detectable_content:number_placeholders") | {"kwargs": [{"num_placeholders": 2}]}
+    wide = row("[" * 200_000, **placeholders)
+    fine = row("[a] [b]", **placeholders)
     monkeypatch.setattr(ifeval.check, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
 
