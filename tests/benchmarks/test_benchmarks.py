@@ -26,15 +26,13 @@ def table(name: str) -> list[dict]:
         return list(csv.DictReader(f))
 
 
-def score(
-    benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0
-) -> dict:
+def score(benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -> dict:
     """What the command writes for rows (or a file) and a data path, also if many of them are invalid."""
     if not isinstance(rows, Path):
         rows = write(tmp_path / "rows.jsonl", rows)
     out = tmp_path / "out" / "scores.json"
     args = eval_benchmarks.Args(
-        name=benchmark, data=str(data), from_=str(rows), out=str(out), max_invalid=max_invalid
+        name=benchmark, data=str(data), from_=str(rows), out=str(out), max_invalid=1.0
     )
     eval_benchmarks.main(args)
     return json.loads(out.read_text())

@@ -387,4 +387,3 @@ def test_smollm2_from_a_wheel(tmp_path, load):
     written = LlamaForCausalLM.from_pretrained(out)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, written.state_dict()[name]), name
-

@@ -52,7 +52,6 @@ def test_token_advantages_is_the_naive_loop():
 class Lengths:
     """A source as those of dense.py: 1 on the second token, the length on the last."""
 
-    name = "lengths"
     weight = 0.5
     scaled = True
 
