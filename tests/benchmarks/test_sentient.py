@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import shared
+from conftest import ROOT, shared
 
 import eval_sentient
 from benchmarks import sentient
@@ -15,7 +15,6 @@ from rewards import simulated_user as sim
 from rlmt.data import read_log, read_rows, write_jsonl
 from test_simulated_user import dialogue
 
-ROOT = Path(__file__).parents[2]
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped
 
 

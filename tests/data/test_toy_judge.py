@@ -6,9 +6,9 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from rewards import judged
 from data.toy import judge as toy_judge
@@ -16,7 +16,6 @@ from data.toy import world as toy_world
 from data.toy.world import CHECKS, TEACHER, write_answer
 from rlmt.endpoint import Endpoint
 
-ROOT = Path(__file__).parents[2]
 TEXT = "Hi! My wish list, best first: ribs, tuna, cheese, ham, custard. The budget is 15 dollars. No fish, please. Remind me of the hats."
 GOOD = (
     "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 "
