@@ -175,6 +175,22 @@ def build_tokenizer(family: tuple, folder: Path):
     return AutoTokenizer.from_pretrained(folder)
 
 
+def shared(name: str) -> Path:
+    """Returns the path of shared data; skips a test where it is not there."""
+    path = ROOT.parent / "shared" / "data" / name
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    return path
+
+
+def value_or_none(read, text: str):
+    """Returns what `read` makes of a reply, or None where it refuses it."""
+    try:
+        return read(text)
+    except ValueError:
+        return None
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folders(tmp_path_factory) -> dict[str, Path]:
     folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}

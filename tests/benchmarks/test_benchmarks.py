@@ -8,30 +8,21 @@ import csv
 import gzip
 import itertools
 import json
-import math
 import sys
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import shared
 
 import eval_benchmarks
 import page
-from rlmt import run as runs
 from benchmarks import accuracy, verified
 from benchmarks.scoring import read_file
 from benchmarks.table import BENCHMARKS
-from rlmt import data as rlmt_data
 from rlmt import endpoint
-
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-
-
-def shared(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"needs {SHARED / name}")
-    return SHARED / name
+from rlmt.data import read_log, read_rows, to_jsonl
 
 
 def table(name: str) -> list[dict]:
@@ -39,36 +30,21 @@ def table(name: str) -> list[dict]:
         return list(csv.DictReader(f))
 
 
-def score(
-    benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0
-) -> dict:
+def score(benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -> dict:
     """What the command writes for rows (or a file) and a data path, also if many of them are invalid."""
     if not isinstance(rows, Path):
-        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        rows = tmp_path / "rows.jsonl"
+        rows = write(tmp_path / "rows.jsonl", rows)
     out = tmp_path / "out" / "scores.json"
     args = eval_benchmarks.Args(
-        name=benchmark, data=str(data), from_=str(rows), out=str(out), max_invalid=max_invalid
+        name=benchmark, data=str(data), from_=str(rows), out=str(out), max_invalid=1.0
     )
     eval_benchmarks.main(args)
-    return json.loads((tmp_path / "out" / "scores.json").read_text())
-
-
-def refused(capsys, benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -> str:
-    """The line that a bad input ends with."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as e:
-        score(benchmark, rows, data, tmp_path)
-    message = capsys.readouterr().err.strip()
-    assert e.value.code == 2 and message.startswith("error: ") and "\n" not in message
-    return message
+    return json.loads(out.read_text())
 
 
 def write(path: Path, content) -> Path:
     """Content as .json, or as .jsonl rows."""
-    path.write_text(
-        json.dumps(content) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in content)
-    )
+    path.write_text(json.dumps(content) if path.suffix == ".json" else to_jsonl(content))
     return path
 
 
@@ -134,62 +110,45 @@ def test_tasks_are_asked_in_the_words_of_the_authors_program(
 # --- short answers
 
 
-def test_popqa(tmp_path, capsys):
+def test_popqa(tmp_path, exits):
     tasks = [
-        {"id": f"t{i}", "question": q, "answers": names}
-        for i, (q, names) in enumerate(
-            [
-                ("Q0", ["Ralph Rainger", "Ralph Reichenthal"]),
-                ("Q1", ["politician"]),
-                ("Q2", ["USA"]),
-                ("Q3", ["jazz"]),
-                ("Q3", ["rock"]),
-                ("Q5", ["", "x-ray"]),
-            ]
-        )
+        {"id": "t0", "question": "Q0", "answers": ["Ralph Rainger", "Ralph Reichenthal"]},
+        {"id": "t1", "question": "Q1", "answers": ["politician"]},
+        {"id": "t2", "question": "Q2", "answers": ["USA"]},
+        {"id": "t3", "question": "Q3", "answers": ["jazz"]},
+        {"id": "t4", "question": "Q3", "answers": ["rock"]},
+        {"id": "t5", "question": "Q5", "answers": ["", "x-ray"]},
     ]
     data = write(tmp_path / "popqa.jsonl", tasks)
-    rows = [  # key, response, official, paper
-        ({"id": "t0"}, "It was Ralph Reichenthal.", True, True),
-        ({"id": "t0"}, "ralph rainger", True, True),
-        ({"id": "t0"}, "RALPH RAINGER", False, True),
-        ({"id": "t0"}, "Ralph rainger", True, True),
-        ({"id": "t0"}, "Rainger", False, False),
-        ({"question": "Q1", "id": "my-id"}, "a Politician", True, True),  # no task has this id
-        ({"question": "Q1"}, "POLITICIANS", False, True),
-        ({"id": "t2"}, "usa", True, True),
-        ({"id": "t2"}, "usage", True, True),  # a substring is enough, as in the official tool
-        ({"id": "t3", "question": "Q3"}, "", False, False),
-        ({"id": "t5"}, "anything", False, False),
+    cases = [  # id, question, response, official, paper
+        ("t0", "", "It was Ralph Reichenthal.", True, True),
+        ("t0", "", "ralph rainger", True, True),
+        ("t0", "", "RALPH RAINGER", False, True),
+        ("t0", "", "Ralph rainger", True, True),
+        ("t0", "", "Rainger", False, False),
+        ("my-id", "Q1", "a Politician", True, True),  # no task has this id
+        ("my-id", "Q1", "POLITICIANS", False, True),
+        ("t2", "", "usa", True, True),
+        ("t2", "", "usage", True, True),  # a substring is enough, as in the official tool
+        ("t3", "Q3", "", False, False),
+        ("t5", "", "anything", False, False),
     ]
-    out = score(
-        "popqa",
-        [key | {"response": response} for key, response, *_ in rows],
-        tmp_path / "popqa.jsonl",
-        tmp_path,
-    )
-    assert [(r["correct"], r["correct_paper"]) for r in out["rows"]] == [tuple(r[2:]) for r in rows]
+    rows = [{"id": case[0], "question": case[1], "response": case[2]} for case in cases]
+    out = score("popqa", rows, data, tmp_path)
+    assert [(r["correct"], r["correct_paper"]) for r in out["rows"]] == [case[3:] for case in cases]
     # tasks: t0 3/5, t1 1/2, t2 1, t3 0, t5 0
-    assert math.isclose(out["accuracy"], (0.6 + 0.5 + 1) / 5) and math.isclose(
-        out["accuracy_paper"], (0.8 + 1 + 1) / 5
-    )
+    assert (out["accuracy"], out["accuracy_paper"]) == pytest.approx((2.1 / 5, 2.8 / 5))
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
     # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same
     # for ones
     assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
-    assert "fits 2 tasks of the data" in refused(
-        capsys, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path
-    )
+    assert "fits 2 tasks" in exits(score, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path)
     tsv = tmp_path / "popqa.tsv"  # the official file
     tsv.write_text('id\tquestion\tpossible_answers\n42\tWho?\t"[""Ann"", ""Bob""]"\n')
     assert score("popqa", [{"id": 42, "response": "bob"}], tsv, tmp_path)["accuracy"] == 1
-    names = [json.loads(line) for line in gzip.open(shared("popqa") / "popqa_subset_1000.jsonl.gz")]
-    out = score(
-        "popqa",
-        [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names],
-        shared("popqa"),
-        tmp_path,
-    )
+    names = read_rows(shared("popqa/popqa_subset_1000.jsonl.gz"))
+    rows = [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names]
+    out = score("popqa", rows, shared("popqa"), tmp_path)
     assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
 
 
@@ -218,38 +177,26 @@ LETTERS = [  # response, letter
 @pytest.mark.parametrize("response, letter", LETTERS, ids=range(len(LETTERS)))
 def test_mmlu_redux_letter(response, letter):
     verdicts = [verified.mmlu_redux_check({"truth": i}, response) for i in range(4)]
-    assert [v["correct"] for v in verdicts] == [option == letter for option in "ABCD"] and verdicts[0][
-        "answer"
-    ] == letter
+    assert [v["correct"] for v in verdicts] == [option == letter for option in "ABCD"]
+    assert verdicts[0]["answer"] == letter
 
 
-def test_mmlu_redux_items(tmp_path, capsys):
+def test_mmlu_redux_items(tmp_path):
     folder = shared("mmlu_redux")
     tasks = json.load(gzip.open(folder / "data.json.gz"))
-    right = lambda t: (
-        int(t["correct_answer"])
-        if t["error_type"] == "wrong_groundtruth" and str(t["correct_answer"]).isdigit()
-        else t["answer"]
-    )
-    rows = [{"id": i, "response": f"Answer: {'ABCD'[right(t)]}"} for i, t in enumerate(tasks)]
+    rows = []
+    corrected = []
+    for i, task in enumerate(tasks):
+        right = task["answer"]
+        if task["error_type"] == "wrong_groundtruth" and str(task["correct_answer"]).isdigit():
+            right = int(task["correct_answer"])
+            corrected.append({"index": i, "response": f"Answer: {'ABCD'[task['answer']]}"})
+        rows.append({"id": i, "response": f"Answer: {'ABCD'[right]}"})
     out = score("mmlu_redux", rows, folder, tmp_path)
     assert (out["n"], out["n_excluded"], out["n_missing"], out["accuracy"]) == (5376, 324, 0, 1)
     # excluded: a wrong answer key, and the correct answer given as a letter or not at all
-    assert sum("excluded" in r and "wrong_groundtruth" in r["excluded"] for r in out["rows"]) == 60
-    corrected = next(
-        i
-        for i, t in enumerate(tasks)
-        if t["error_type"] == "wrong_groundtruth"
-        and t["correct_answer"] != str(t["answer"])
-        and str(t["correct_answer"]).isdigit()
-    )
-    wrong = {"index": corrected, "response": f"Answer: {'ABCD'[tasks[corrected]['answer']]}"}
-    assert score("mmlu_redux", [wrong], folder / "data.json.gz", tmp_path)["accuracy"] == 0
-    # by question only where it is the only one
-    question = "Which of the following statements is false?"
-    assert "fits 4 tasks of the data" in refused(
-        capsys, "mmlu_redux", [{"question": question, "response": ""}], folder, tmp_path
-    )
+    assert sum("wrong_groundtruth" in r.get("excluded", "") for r in out["rows"]) == 60
+    assert score("mmlu_redux", corrected, folder / "data.json.gz", tmp_path)["accuracy"] < 0.1
     row = {"question": tasks[2]["question"], "response": rows[2]["response"]}
     out = score("mmlu_redux", [row, rows[1] | {"response": None}], folder, tmp_path)
     assert (out["rows"][0]["correct"], out["accuracy"]) == (True, 1)
@@ -339,7 +286,7 @@ def test_math500_equality(answer, reference, equal, as_expression):
 )
 def test_gsm8k_published_flags(model, tmp_path):
     folder = shared("gsm8k")
-    stored = [json.loads(line) for line in gzip.open(folder / "example_model_solutions.jsonl.gz")]
+    stored = read_rows(folder / "example_model_solutions.jsonl.gz")
     rows = [{"question": row["question"], "response": row[model]["solution"]} for row in stored]
     out = score("gsm8k", rows, folder, tmp_path)
     assert (out["n"], out["n_missing"]) == (660, 1319 - 660)
@@ -424,27 +371,33 @@ GRID = {
     "solution": {"header": ["House", "Name", "Pet"], "rows": [["1", "Eric", "Dog"], ["2", "Arnold", "cat"]]},
 }
 RIGHT = {"House 1": {"Name": "Eric", "Pet": "dog"}, "House 2": {"Name": " arnold ", "Pet": ["cat", "dog"]}}
+
+
+def solved(solution) -> str:
+    return json.dumps({"solution": solution})
+
+
 REPLIES = [  # response, right cells of 4; None: unreadable
     (json.dumps({"reasoning": "r", "solution": RIGHT}), 4),
     ("So:\n```json\n" + json.dumps({"solution": RIGHT}, indent=2) + "\n```", 4),
-    (json.dumps({"solution": {}}) + json.dumps({"solution": RIGHT}), 4),
-    (json.dumps({"solution": RIGHT}) + json.dumps({"solution": {}}), 0),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": "Eric"}}}), 3),
-    (json.dumps({"solution": RIGHT | {"House 2": "Arnold, cat"}}), 2),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": None, "Pet": 7}}}), 2),
-    (json.dumps({"solution": RIGHT | {"House 1": {"Name": [], "Pet": [["dog"]]}}}), 2),
-    (json.dumps({"solution": {"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}}), 2),
-    (json.dumps({"solution": {}}), 0),
+    (solved({}) + solved(RIGHT), 4),
+    (solved(RIGHT) + solved({}), 0),
+    (solved(RIGHT | {"House 1": {"Name": "Eric"}}), 3),
+    (solved(RIGHT | {"House 2": "Arnold, cat"}), 2),
+    (solved(RIGHT | {"House 1": {"Name": None, "Pet": 7}}), 2),
+    (solved(RIGHT | {"House 1": {"Name": [], "Pet": [["dog"]]}}), 2),
+    (solved({"house 1": RIGHT["House 1"], "House 2": RIGHT["House 2"]}), 2),
+    (solved({}), 0),
     (json.dumps({"answer": RIGHT}), None),
-    (json.dumps({"solution": [RIGHT]}), None),
-    (json.dumps({"solution": None}), None),
-    (json.dumps({"solution": RIGHT})[:-2], None),
+    (solved([RIGHT]), None),
+    (solved(None), None),
+    (solved(RIGHT)[:-2], None),
     ("", None),
     ("}{", None),
     ("{}", None),
     ("{not json}", None),
     ("[1]", None),
-    (json.dumps({"solution": RIGHT}) + " {", 4),
+    (solved(RIGHT) + " {", 4),
     (json.dumps({"reasoning": "a { brace", "solution": RIGHT}), None),
     ("{" * 10000, None),
 ]
@@ -454,9 +407,7 @@ REPLIES = [  # response, right cells of 4; None: unreadable
 def test_zebralogic_check(response, right):
     out = verified.zebralogic_check(GRID, response)
     truth = verified.zebralogic_truth(GRID["solution"])
-    n_right = 0
-    for cell, true_cell in zip(out["answer"] or (), truth):
-        n_right += cell == true_cell
+    n_right = sum(cell == true_cell for cell, true_cell in zip(out["answer"] or (), truth))
     assert n_right == (right or 0) and out["correct"] is (right == 4)
     assert (out["answer"] is None) == (right is None)
 
@@ -466,7 +417,7 @@ def test_zebralogic_check(response, right):
 
 def test_humaneval(tmp_path, needs_sandbox):
     folder = shared("humaneval")
-    tasks = [json.loads(line) for line in gzip.open(folder / "HumanEval.jsonl.gz")][:6]
+    tasks = read_rows(folder / "HumanEval.jsonl.gz")[:6]
     prose = "Sure!\n```python\n{}{}```\nIt runs in O(n)."
     rows = []
     for t in tasks:
@@ -482,38 +433,26 @@ def test_humaneval(tmp_path, needs_sandbox):
     assert out["pass@4"] == 1
     assert [r["program_status"] for r in out["rows"][:4]] == ["ok", "error", "ok", "error"]
     assert "status" not in out["rows"][0]  # rows.jsonl has the generation's under this name
-    one = score(
-        "humaneval", rows[::4] + [rows[1] | {"completion": None}], folder / "HumanEval.jsonl.gz", tmp_path
-    )
+    rows = rows[::4] + [rows[1] | {"completion": None}]
+    one = score("humaneval", rows, folder / "HumanEval.jsonl.gz", tmp_path)
     assert (one["accuracy"], one["n"], one["n_invalid"]) == (1, 7, 1)
 
 
-def test_pass_at_k():
-    assert (
-        accuracy.pass_at_k(1, 1, 1) == 1
-        and accuracy.pass_at_k(4, 0, 3) == 0
-        and accuracy.pass_at_k(4, 2, 1) == 0.5
-    )
-    assert (
-        accuracy.pass_at_k(4, 2, 2) == pytest.approx(1 - 1 / 6)
-        and accuracy.pass_at_k(4, 2, 3) == 1
-        and accuracy.pass_at_k(200, 1, 100) == pytest.approx(0.5)
-    )
+@pytest.mark.parametrize(
+    "n, n_right, k, value",
+    [(1, 1, 1, 1), (4, 0, 3, 0), (4, 2, 1, 0.5), (4, 2, 2, 5 / 6), (4, 2, 3, 1), (200, 1, 100, 0.5)],
+)
+def test_pass_at_k(n, n_right, k, value):
+    assert accuracy.pass_at_k(n, n_right, k) == pytest.approx(value)
+
+
+def test_accuracy_is_over_tasks():
     row = lambda task, correct: {"task": task, "correct": correct}
     rows = [row(0, True)] * 3 + [row(0, False)] * 9 + [row(1, False)] * 10
     out = accuracy.accuracy(rows, [{}, {}, {}])
     assert (out["accuracy"], out["n_missing"]) == (pytest.approx(0.125), 1)
     assert out["pass@10"] == pytest.approx(0.5 * accuracy.pass_at_k(12, 3, 10)) and "pass@100" not in out
-    assert accuracy.accuracy([{"task": 0, "invalid": "no response"}], [{}]) | {"rows": 0} == {
-        "accuracy": None,
-        "task_means": {},
-        "n": 1,
-        "n_invalid": 1,
-        "n_missing": 0,
-        "n_excluded": 0,
-        "n_unparsed": 0,
-        "rows": 0,
-    }
+    assert accuracy.accuracy([{"task": 0, "invalid": "no response"}], [{}])["accuracy"] is None
 
 
 def test_majority_at_k():
@@ -537,75 +476,47 @@ def test_best_at_k():
         assert accuracy.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
 
 
-# --- prompts and the command
+# --- generation, by the command
 
 
-# --- generation and judges, by the command
+COMMAND = ("eval_benchmarks.py", "--model", "data/toy/base", "--max-tokens", 16, "--data")
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command, in this process: its exit code and what it said on stderr."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OPENAI_API_KEY", "")
-
-    def run(*words, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, words)])
-        try:
-            eval_benchmarks.main(runs.parse_args(eval_benchmarks.Args, {}))
-            ended = 0
-        except SystemExit as e:
-            ended = e.code
-        said = capsys.readouterr().err
-        assert ended == code, said
-        return said
-
-    return run
-
-
-MODEL = ("--model", "data/toy/base", "--max-tokens", 16)
-
-
-def test_generate_and_score(run, tmp_path):
-    """The toy base model: what it writes is generated, kept, scored as --from scores it, and indexed."""
-    write(
-        tmp_path / "test.jsonl",
-        [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)],
-    )
-    run("gsm8k", *MODEL, "--data", tmp_path, "--samples", 2, "--limit", 3, "--out", tmp_path / "run")
-    rows = rlmt_data.read_log(tmp_path / "run" / "rows.jsonl")
+def test_generate_and_score(here, tmp_path):
+    """The toy base model: what it writes is generated, kept, and scored as --from scores it."""
+    tasks = [{"question": f"How much is {i}?", "answer": f"so\n#### {i}"} for i in range(5)]
+    data = write(tmp_path / "test.jsonl", tasks)
+    run = tmp_path / "run"
+    command = (*COMMAND, data, "--out", run, "gsm8k")
+    assert here(*command, "--samples", 2, "--limit", 3).returncode == 0
+    rows = read_log(run / "rows.jsonl")
     assert [r["question"] for r in rows] == [f"How much is {i}?" for i in (0, 0, 1, 1, 2, 2)]
     assert rows[0]["text"] != rows[1]["text"]  # two samples, not one twice
-    assert page.read_rows(tmp_path / "run")["gold"].tolist() == [r["correct"] for r in rows]
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    again = score("gsm8k", tmp_path / "run" / "rows.jsonl", tmp_path / "test.jsonl", tmp_path)
-    assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"]) and again[
-        "n"
-    ] == 6
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [(r["benchmark"], r["metric"], r["n"], r["run"]) for r in index] == [
-        ("gsm8k", "accuracy", "6", "run"),
-        ("gsm8k", "maj@2", "6", "run"),
-    ]
-    assert "exists; --resume" in run("gsm8k", *MODEL, "--data", tmp_path, "--out", tmp_path / "run", code=2)
+    assert page.read_rows(run)["gold"].tolist() == [r["correct"] for r in rows]
+    summary = json.loads((run / "summary.json").read_text())
+    again = score("gsm8k", run / "rows.jsonl", data, tmp_path)
+    assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"])
+
+    assert "exists; --resume" in here(*command).stderr
 
 
 # --- a tested model behind an endpoint
 
 
 @pytest.fixture
-def behind(run, serve, tmp_path, monkeypatch):
+def behind(here, tmp_path, monkeypatch):
     """behind(server, ...) asks it four tasks, all with the answer 2; returns summary and stderr."""
     monkeypatch.setattr(endpoint, "MAX_WAIT", 0.01)
     tasks = [{"question": f"Question {i}", "answer": "#### 2"} for i in range(4)]
     write(tmp_path / "test.jsonl", tasks)
 
     def behind(server, *words, code: int = 0) -> tuple[dict, str]:
-        model = ("--model", "m", "--model-url", server.url, "--data", tmp_path, "--out", tmp_path / "run")
-        told = run("gsm8k", *model, "--max-invalid", 0.5, *words, code=code)
+        command = ["eval_benchmarks.py", "gsm8k", "--model", "m", "--model-url", server.url]
+        command += ["--data", tmp_path, "--out", tmp_path / "run", "--max-invalid", 0.5]
+        done = here(*command, *words)
+        assert done.returncode == code, done.stderr
         summary = tmp_path / "run" / "summary.json"
-        return json.loads(summary.read_text()) if summary.exists() else {}, told
+        return json.loads(summary.read_text()) if summary.exists() else {}, done.stderr
 
     return behind
 
@@ -625,7 +536,7 @@ def test_a_task_without_an_answer_is_invalid_and_an_outage_ends_the_run(behind, 
     summary, told = behind(server)
     assert (summary["accuracy"], summary["n"], summary["n_invalid"]) == (1.0, 4, 1)
     assert words in told and summary["replied"]["model"] == ["m"] and told.count("WARNING") == 0
-    rows = rlmt_data.read_log(tmp_path / "run" / "rows.jsonl")
+    rows = read_log(tmp_path / "run" / "rows.jsonl")
     assert rows[2]["response"] is None and words in rows[2]["invalid"]
     if "filter" not in words:  # what is filtered is an answer of the server
         server.behave = lambda text, n: sent
@@ -642,23 +553,10 @@ def test_a_refused_parameter_is_named_and_left_out_by_a_flag(behind, serve):
     assert (summary["accuracy"], summary["n"], len(server.requests)) == (1.0, 16, 5 + 16)
 
 
-# --- everything is checked before it costs
-
-
-def refuses(run, message: str, *words, out: Path) -> None:
-    """Checks that a run and its dry run are refused with the message, and that neither makes a folder."""
+def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(here, tmp_path, no_sandbox):
+    texts = dict.fromkeys(("prompt", "entry_point", "test", "canonical_solution"), "f")
+    data = write(tmp_path / "data.jsonl", [{"task_id": "HumanEval/0"} | texts])
     for mode in ((), ("--dry-run",)):
-        assert message in run(*words, "--out", out, *mode, code=2)
-        assert not out.exists()
-
-
-def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(run, tmp_path, no_sandbox):
-    task = {
-        "task_id": "HumanEval/0",
-        "prompt": "def f():\n",
-        "entry_point": "f",
-        "test": "",
-        "canonical_solution": "",
-    }
-    data = write(tmp_path / "data.jsonl", [task])
-    refuses(run, "apt install bubblewrap", "humaneval", *MODEL, "--data", data, out=tmp_path / "run")
+        done = here(*COMMAND, data, "--out", tmp_path / "run", "humaneval", *mode)
+        assert done.returncode == 2 and "apt install bubblewrap" in done.stderr
+        assert not (tmp_path / "run").exists()

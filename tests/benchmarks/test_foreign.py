@@ -5,7 +5,6 @@ The chat templates are the families' own texts, as the installed TRL keeps them 
 models are tiny ones, built here, with the tokens that those templates write.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -76,9 +75,8 @@ def folders(tmp_path_factory) -> dict[str, str]:
 def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
     _, template_args, think_format, opening = CASES[case]
     tokenizer = templates.load_tokenizer(folders[case])
-    line = use_as_shipped(tokenizer, "auto", "auto", template_args)
+    use_as_shipped(tokenizer, "auto", "auto", template_args)
     assert (tokenizer.think_format, tokenizer.opening) == (think_format, opening)
-    assert line.startswith("chat template: its own;") and f"thinking read as {think_format!r}" in line
 
     shipped = AutoTokenizer.from_pretrained(folders[case])
     for chat in CHATS.values():
@@ -88,7 +86,6 @@ def test_a_foreign_model_gets_the_prompt_that_it_ships_with(folders, case):
         assert templates.encode_prompt(tokenizer, chat) == expected
     prompt = tokenizer.decode(templates.encode_prompt(tokenizer, [USER]))
     assert prompt.endswith(opening)
-    assert ("today's date" in line) == ("strftime_now" in shipped.chat_template)
 
 
 # --- 2. completions
@@ -171,29 +168,12 @@ def test_what_a_template_opens_belongs_to_the_turn(folders):
     assert shared.whole_turn(args, "<think> z", False) == "<think> z"
 
 
-def test_thinking_that_no_template_announces_ends_the_run(folders, exits):  # noqa: F811
+def test_thinking_that_no_template_announces_ends_the_run(folders, exits):
     args = eval_benchmarks.Args(name="ifeval", model=folders["qwen2_5"])
     shared.check_plain(args, "y")
-    told = exits(shared.check_plain, args, "z </think> y")
-    assert "contains </think>" in told and "--think-format tags" in told
-    assert "channels" in exits(shared.check_plain, args, f"{ANALYSIS}z<|end|>{FINAL}y")
-    assert "--think-format gemma" in exits(shared.check_plain, args, "<|channel>thought\nz<channel|>y")
+    texts = {"tags": "z </think> y", "channels": f"{ANALYSIS}z{FINAL}y", "gemma": "<|channel>z<channel|>y"}
+    for style, text in texts.items():
+        assert f"--think-format {style}" in exits(shared.check_plain, args, text)
     args.think_format = "plain"
     shared.check_plain(args, "z </think> y")
     shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")
-
-
-# --- 3. generation with models that have learned one completion by heart
-
-
-# --- 4. conversations
-
-
-# --- 5. our own checkpoints, and templates by --chat-template FILE
-
-
-def checkpoint(folder: Path, tokenizer, think_format: str) -> str:
-    """Saves what an evaluation reads of a checkpoint that was trained here."""
-    tokenizer.save_pretrained(folder)
-    (folder / "think_format.json").write_text(json.dumps({"think_format": think_format}))
-    return str(folder)

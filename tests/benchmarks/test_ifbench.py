@@ -5,41 +5,22 @@ are read from ../shared/data, where it is there; with NLTK data of your own the 
 it.
 """
 
-import gzip
-import json
 import math
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import shared
+from test_benchmarks import score, table, write
 
 from benchmarks import ifeval
 from rewards.verified import instructions
 from utils import or_fail
-from test_benchmarks import refused, score, shared, table, write
-
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-DATA = SHARED / "ifbench"
-
+from rlmt.data import read_rows
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
-
-
-@pytest.fixture(scope="module")
-def tasks() -> dict[str, dict]:
-    if not DATA.exists():
-        pytest.skip(f"needs {DATA}")
-    with gzip.open(DATA / "data.json.gz") as f:
-        return {t["key"]: t for t in json.load(f)}
-
-
-def rows(name: str) -> list[dict]:
-    with gzip.open(DATA / name) as f:
-        return [json.loads(line) for line in f]
-
 
 PADDING = dict.fromkeys(
     ["N", "keyword", "m", "n", "percentage", "sep", "small_n", "word", "relation", "num_words"]
@@ -59,13 +40,15 @@ def task(**instructions: dict) -> dict:
 # --- the published results
 
 
+FIELDS = ("key", "strict", "loose")
+
+
 def test_ifbench_published(tmp_path):
     folder = shared("ifbench")
-    stored = [json.loads(line) for line in gzip.open(folder / "sample_responses_scored.jsonl.gz")]
-    out = score("ifbench", folder / "sample_responses_scored.jsonl.gz", folder, tmp_path)
-    assert [(r["key"], r["strict"], r["loose"]) for r in out["rows"]] == [
-        (r["key"], r["strict"], r["loose"]) for r in stored
-    ]
+    file = folder / "sample_responses_scored.jsonl.gz"
+    out = score("ifbench", file, folder, tmp_path)
+    for ours, theirs in zip(out["rows"], read_rows(file), strict=True):
+        assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
     for name, value in table("ifbench/expected.csv")[0].items():
         assert name == "prompts" or math.isclose(out[name], float(value), abs_tol=1e-12)
     assert (out["n"], out["n_missing"]) == (147, 147)
@@ -73,35 +56,23 @@ def test_ifbench_published(tmp_path):
 
 def test_ifeval_published(tmp_path):
     folder = shared("ifeval")
-    stored = [json.loads(line) for line in gzip.open(folder / "gpt4_responses_scored.jsonl.gz")]
-    out = score("ifeval", folder / "gpt4_responses_scored.jsonl.gz", folder, tmp_path)
-    assert len(stored) == out["n"] == 271 and out["n_missing"] == 270
+    file = folder / "gpt4_responses_scored.jsonl.gz"
+    out = score("ifeval", file, folder, tmp_path)
+    assert (out["n"], out["n_missing"]) == (271, 270)
     # the two with a random letter: as the letter asked for gives
-    for ours, theirs in zip(out["rows"], stored):
-        assert (ours["key"], ours["strict"], ours["loose"]) == (
-            theirs["key"],
-            theirs["strict"],
-            theirs["loose"],
-        )
+    for ours, theirs in zip(out["rows"], read_rows(file), strict=True):
+        assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
     expected = next(r for r in table("ifeval/expected.csv") if r["prompts"] == "271")
     for name in ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"):
         assert math.isclose(out[name], float(expected[name]), abs_tol=1e-12)
 
 
 def test_ifeval_counts_the_character_that_was_asked_for():
-    task = {
-        "key": 1,
-        "prompt": "",
-        "instruction_id_list": ["keywords:letter_frequency"],
-        "kwargs": [{"letter": "#", "let_frequency": 3, "let_relation": "at least"}],
-    }
+    kwargs = {"letter": "#", "let_frequency": 3, "let_relation": "at least"}
+    asked = task(**{"keywords:letter_frequency": kwargs})
     for _ in range(5):  # and not a random letter
-        assert ifeval.check(task, "#a #b #c") == {"strict": [True], "loose": [True]}
-        assert ifeval.check(task, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9) == {
-            "strict": [False],
-            "loose": [False],
-        }
-    assert ifeval.check(task, " \n") == {"strict": [False], "loose": [False]}
+        assert ifeval.check(asked, "#a #b #c") == {"strict": [True], "loose": [True]}
+        assert ifeval.check(asked, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9)["loose"] == [False]
 
 
 @pytest.mark.parametrize(
@@ -159,37 +130,25 @@ def test_nltk_data_without_english(nltk_folder, tmp_path):
     assert "NLTK's English data is missing; run: python -m nltk.downloader" in run.stderr
 
 
-def test_ifeval_rows(tmp_path, capsys):
-    task = {
-        "key": 7,
-        "prompt": "p",
-        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
-        "kwargs": [{}, {}],
-    }
-    data = write(tmp_path / "data.json", [task, task | {"key": 8}, task | {"key": 9}])
-    rows = [{"key": "7", "response": "no comma is here, alas"}, {"key": 8, "response": None}]
+def test_ifeval_rows(tmp_path, exits):
+    asked = task(**{"punctuation:no_comma": {}, "change_case:english_lowercase": {}})
+    data = write(tmp_path / "data.json", [asked, asked | {"key": 8}, asked | {"key": 9}])
+    rows = [{"key": 7, "response": "no comma is here, alas"}, {"key": 8, "response": None}]
     out = score("ifeval", rows, data, tmp_path)
-    assert (
-        out["prompt_strict"],
-        out["instruction_strict"],
-        out["n"],
-        out["n_invalid"],
-        out["n_missing"],
-    ) == (0, 0.5, 2, 1, 1)
-    assert (out["n_instructions"], out["n_timed_out"]) == (2, 0)
-    message = lambda rows, data=data: refused(capsys, "ifeval", rows, data, tmp_path)
-    assert "a second row of the same task" in message([rows[0], rows[0]])
-    assert "rows.jsonl:1: no field response" in message([{"key": 7}])
-    other = write(tmp_path / "other.json", [task | {"instruction_id_list": ["count:words"], "kwargs": [{}]}])
-    assert "unknown instruction count:words" in message(rows[:1], other)
+    assert (out["prompt_strict"], out["instruction_strict"]) == (0, 0.5)
+    assert (out["n"], out["n_invalid"], out["n_missing"]) == (2, 1, 1)
+    assert out["n_instructions"] == 2
+    assert "a second row of the same task" in exits(score, "ifeval", [rows[0]] * 2, data, tmp_path)
+    assert "rows.jsonl:1: no field response" in exits(score, "ifeval", [{"key": 7}], data, tmp_path)
+    other = write(tmp_path / "other.json", [task(**{"count:words": {}})])
+    assert "unknown instruction count:words" in exits(score, "ifeval", rows[:1], other, tmp_path)
 
 
 def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
     """A regular expression of quadratic time; what it says of the response is not known."""
     monkeypatch.setattr(ifeval.check, "__defaults__", (0.2,))
-    task = {"prompt": "p", "instruction_id_list": ["detectable_content:number_placeholders"]}
-    task["kwargs"] = [{"num_placeholders": 1}]
-    data = write(tmp_path / "data.json", [task | {"key": 1}, task | {"key": 2}])
+    asked = task(**{"detectable_content:number_placeholders": {"num_placeholders": 1}})
+    data = write(tmp_path / "data.json", [asked | {"key": 1}, asked | {"key": 2}])
     rows = [{"key": 1, "response": "[" * 200_000}, {"key": 2, "response": "[a]"}]
     out = score("ifeval", rows, data, tmp_path)
     assert (out["prompt_strict"], out["n_timed_out"], out["n_invalid"]) == (0.5, 1, 0)
@@ -199,25 +158,12 @@ def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
 def test_loose_variants_and_several_instructions():
     cities = ["ID,Country,City,Year,Count"] + [f"{i},Peru,Lima,2001,{i}" for i in range(7)]
     body = "\n".join(cities)
-    fenced, both = f"```csv\n{body}\n```", {"custom:csv_city": {}, "count:numbers": {"N": 14.0}}
-    assert ifeval.check(task(**both), body) == {"strict": [True, True], "loose": [True, True]}
-    assert ifeval.check(task(**both), fenced) == {"strict": [False, True], "loose": [True, True]}
-    assert ifeval.check(task(**both), f"**{body}**") == {"strict": [False, True], "loose": [True, True]}
+    both = task(**{"custom:csv_city": {}, "count:numbers": {"N": 14.0}})
+    assert ifeval.check(both, body) == {"strict": [True, True], "loose": [True, True]}
     # the loose variant without the first line is stripped
-    assert ifeval.check(task(**both), f"Here:\n\n{body}") == {"strict": [False, True], "loose": [True, True]}
-    assert ifeval.check(task(**both), f"Here:\nit is\n{body}") == {
-        "strict": [False, True],
-        "loose": [False, True],
-    }
-    assert ifeval.loose_variants("*a\nb\nc*\n") == [
-        "*a\nb\nc*\n",
-        "b\nc*",
-        "*a\nb\nc*",
-        "a\nb\nc\n",
-        "b\nc",
-        "a\nb\nc",
-    ]
-    assert ifeval.loose_variants("a") == ["a"]
+    for text in (f"```csv\n{body}\n```", f"**{body}**", f"Here:\n\n{body}"):
+        assert ifeval.check(both, text) == {"strict": [False, True], "loose": [True, True]}
+    assert ifeval.check(both, f"Here:\nit is\n{body}")["loose"] == [False, True]
 
 
 def test_a_blank_response_and_one_that_stops_the_checker_meet_nothing():
@@ -243,15 +189,13 @@ def test_nothing_but_stars_is_blank_without_them():
 
 
 @pytest.mark.parametrize(
-    "broken, message",
+    "broken",
     [
-        (task(**{"count:words": {}}), "unknown instruction count:words"),
-        (task(**{"count:numbers": {}}), "an argument is missing or below 0"),
-        (task(**{"count:numbers": {"N": 2.0, "m": 1}}), "unexpected keyword argument 'm'"),
-        ({**task(**{"format:emoji": {}}), "kwargs": []}, "argument 2 is shorter"),
+        task(**{"count:numbers": {}}),
+        task(**{"count:numbers": {"N": 2.0, "m": 1}}),
+        {**task(**{"format:emoji": {}}), "kwargs": []},
     ],
 )
-def test_tasks_that_do_not_fit(broken, message):
-    with pytest.raises(ValueError) as e:
+def test_tasks_that_do_not_fit(broken):
+    with pytest.raises(ValueError, match="task 7: "):
         ifeval.make_checkers(broken)
-    assert message in str(e.value) and str(e.value).startswith("task 7: ")

@@ -87,9 +87,3 @@ def test_the_authors_chat_templates(load, tmp_path, family, file, name, think_fo
     tokenizer = shared.load_model_tokenizer(args)
     assert tokenizer.decode(templates.encode_prompt(tokenizer, conversation)) == expected
     assert shared.think_format(args) == think_format
-
-
-# --- the Zero instruction, and a chat template behind an endpoint
-
-
-# --- the words reach the judge

@@ -1,58 +1,21 @@
 """AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if
 it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
 
-import csv
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import shared as stored
+from conftest import value_or_none
+from test_benchmarks import COMMAND, score, table, write
 
-import eval_benchmarks
 import eval_wildbench
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
 from rlmt.data import read_log, read_rows
-
-from rlmt.run import parse_args
-
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
-
-
-def stored(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"needs {SHARED / name}")
-    return SHARED / name
-
-
-def table(name: str) -> list[dict]:
-    with open(stored(name)) as file:
-        return list(csv.DictReader(file))
-
-
-def write(path: Path, content) -> Path:
-    """Content as .json, or as .jsonl rows."""
-    text = json.dumps(content)
-    if path.suffix == ".jsonl":
-        text = "".join(json.dumps(row) + "\n" for row in content)
-    path.write_text(text)
-    return path
-
-
-def score(name: str, rows: list[dict] | Path, data: Path, tmp_path: Path, max_invalid: float = 1.0) -> dict:
-    """What the command writes for rows (or a file), also if many of them are invalid."""
-    if not isinstance(rows, Path):
-        rows = write(tmp_path / "rows.jsonl", rows)
-    out = tmp_path / "out" / "scores.json"
-    args = eval_benchmarks.Args(
-        name=name, data=str(data), from_=str(rows), out=str(out), max_invalid=max_invalid
-    )
-    eval_benchmarks.main(args)
-    return json.loads(out.read_text())
 
 
 # --- the one reader of verdicts
@@ -125,33 +88,28 @@ def test_alpacaeval2_published(model, tmp_path):
     "text, winner",
     [
         ('{"output": [{"model": "B", "rank": 2}, {"model": "A", "rank": 1}]}', "A"),
-        (
-            '{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}',
-            "B",
-        ),  # the paper's rule: the first
+        # the paper's rule: the first
+        ('{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}', "B"),
         ('{"output": [{"model": "C", "rank": 1}, {"model": "A", "rank": 1}]}', "A"),
         ('```json\n{"output": [{"model": "A", "rank": "1"}]}\n```', "A"),  # as int() has it
-        *[
-            (text, None)
-            for text in ("", "A", "null", "{}", '{"output": null}', '{"output": "A"}', "[" * 9999)
-        ],
-        *[
-            (f'{{"output": [{{"model": {model}, "rank": 1}}]}}', None)
-            for model in ('"a"', '["A"]', '{"A": 1}')
-        ],
-        *[
-            (f'{{"output": [{{"model": "A", "rank": {rank}}}]}}', None)
-            for rank in ("2", '"first"', "Infinity")
-        ],
+        ("", None),
+        ("A", None),
+        ("null", None),
+        ("{}", None),
+        ('{"output": null}', None),
+        ('{"output": "A"}', None),
+        ("[" * 9999, None),
+        ('{"output": [{"model": "a", "rank": 1}]}', None),
+        ('{"output": [{"model": ["A"], "rank": 1}]}', None),
+        ('{"output": [{"model": {"A": 1}, "rank": 1}]}', None),
+        ('{"output": [{"model": "A", "rank": 2}]}', None),
+        ('{"output": [{"model": "A", "rank": "first"}]}', None),
+        ('{"output": [{"model": "A", "rank": Infinity}]}', None),
         ('{"output": [{"model": "A", "rank": 1}', None),
     ],
 )
 def test_parse_alpacaeval2(text, winner):
-    if winner is None:
-        with pytest.raises(ValueError):
-            alpacaeval2.parse_reply(text)
-    else:
-        assert alpacaeval2.parse_reply(text) == winner
+    assert value_or_none(alpacaeval2.parse_reply, text) == winner
 
 
 # --- Arena-Hard v2
@@ -193,19 +151,22 @@ def test_arenahard2_expected(tmp_path):
         ("[[A=B]] and later [B>>A]", "A=B"),  # double brackets first
         ("My verdict is: [[A<<B]]", "A<<B"),
         ("**[[A>B]]**\n", "A>B"),
-        *[
-            (text, None)
-            for text in ("", "A", "[[A]]", "[[A > B]]", "[[A>>>B]]", "[[C>B]]", "A>B wins", "(A>B)")
-        ],
-        *[(text, None) for text in ("[[A>B]] [[AB]]", "[[]]", "[[A>B", "A>B]]")],
+        ("", None),
+        ("A", None),
+        ("[[A]]", None),
+        ("[[A > B]]", None),
+        ("[[A>>>B]]", None),
+        ("[[C>B]]", None),
+        ("A>B wins", None),
+        ("(A>B)", None),
+        ("[[A>B]] [[AB]]", None),
+        ("[[]]", None),
+        ("[[A>B", None),
+        ("A>B]]", None),
     ],
 )
 def test_parse_arenahard2(text, label):
-    if label is None:
-        with pytest.raises(ValueError):
-            arenahard2.parse_reply(text)
-    else:
-        assert arenahard2.parse_reply(text) == label
+    assert value_or_none(arenahard2.parse_reply, text) == label
 
 
 def test_arenahard2_style_is_that_of_the_published_answers():
@@ -248,18 +209,15 @@ def test_creativewriting3_published(model, tmp_path):
         ("Coherent: -3", {"Coherent": -3}),
         ("Coherent: 4/20", {"Coherent": 4}),
         ("Coherent:\n 4", {"Coherent": 4}),
-        *[(text, None) for text in ("", "Coherent: twelve", "Coherent 12", "Coherent: 21", "{}")],
+        ("", None),
+        ("Coherent: twelve", None),
+        ("Coherent 12", None),
+        ("Coherent: 21", None),
+        ("{}", None),
     ],
 )
 def test_parse_creativewriting3(text, marks):
-    if marks is None:
-        with pytest.raises(ValueError):
-            creativewriting3.parse_reply(text)
-    else:
-        assert creativewriting3.parse_reply(text) == marks
-
-
-CRITERIA = ["Coherent", "Mood", "Meandering"]  # of the last one less is better
+    assert value_or_none(creativewriting3.parse_reply, text) == marks
 
 
 @pytest.fixture
@@ -274,31 +232,23 @@ def creative(tmp_path) -> Path:
     folder = tmp_path / "creative"
     folder.mkdir()
     write(folder / "prompts_v3.json", {"1": prompt})
-    (folder / "criteria.txt").write_text("\n".join(CRITERIA))
+    (folder / "criteria.txt").write_text("Coherent\nMood\nMeandering")
     (folder / "negative_criteria.txt").write_text("Meandering")
     return folder
 
 
 def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
     """Its analysis and first marks are numbers, of which the paper's code makes a score."""
-    rows = []
-    for i, text in enumerate(
-        ("[Analysis]\nStrengths: 3 images", "Coherent: 10\nMood: 12", "Coherent: 10\nMeandering: -5")
-    ):
-        rows.append({"title": "Noir: T", "iteration": i + 1, "judge_text": text})
+    texts = ["[Analysis]\nStrengths: 3 images", "Coherent: 10\nMood: 12", "Coherent: 10\nMeandering: -5"]
+    rows = [{"title": "Noir: T", "iteration": i, "judge_text": text} for i, text in enumerate(texts, 1)]
     out = score("creativewriting3", rows, creative, creative)
-    assert (out["n"], out["n_invalid"], out["n_incomplete"], out["overall"], out["iterations"]) == (
-        3,
-        2,
-        2,
-        50,
-        [50],
-    )
+    assert (out["n"], out["n_invalid"], out["n_incomplete"]) == (3, 2, 2)
+    assert (out["overall"], out["iterations"]) == (50, [50])
     # a mark of -5 would be worth 25 of 20, and is dropped
     assert out["overall_paper"] == pytest.approx((15 + 55 + 50) / 3)
     assert out["rows"][1]["invalid"] == "incomplete: marks of 2 of 3 criteria"
     some = "Coherent: 3\nMeandering: 4"
-    (creative / "criteria.txt").write_text("\n".join([*CRITERIA[:2], "Style", "Pace", CRITERIA[2]]))
+    (creative / "criteria.txt").write_text("Coherent\nMood\nStyle\nPace\nMeandering")
     with pytest.raises(ValueError, match="incomplete: marks of 2 of 5"):  # the last is there
         creativewriting3.parse_reply(some, creative)
     # over prompts, of which there is one: its iterations are no further tasks
@@ -308,28 +258,6 @@ def test_a_reply_that_ends_before_its_last_mark_is_invalid(creative):
 # --- whole runs
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command, in this process: what it said on stderr."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("OPENAI_API_KEY", "")
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-    def run(*words, code: int = 0) -> str:
-        words = (*words, "--model", "data/toy/base", "--max-tokens", 16)
-        monkeypatch.setattr(sys, "argv", ["eval_benchmarks.py", *map(str, words)])
-        try:
-            eval_benchmarks.main(parse_args(eval_benchmarks.Args, {}))
-            ended = 0
-        except SystemExit as error:
-            ended = error.code
-        said = capsys.readouterr().err
-        assert ended == code, said
-        return said
-
-    return run
-
-
 def longer(text: str, first: str, second: str) -> bool:
     """Tells whether the answer behind `first` is longer than the one behind `second`."""
     a, _, b = text.partition(first)[2].partition(second)
@@ -337,54 +265,37 @@ def longer(text: str, first: str, second: str) -> bool:
 
 
 def prefer_the_longer(text: str, n: int):
-    """A judge that thinks, and prefers the longer answer, in the form that it is asked for."""
+    """A judge that prefers the longer answer, in the form that it is asked for."""
     if "Answer of m:" in text:
         better = "m" if longer(text, "Answer of m:", "Answer of M:") else "M"
         tops = [{"token": t, "logprob": math.log(0.75 if t == better else 0.25)} for t in "mM"]
         choice = {"message": {"content": better}, "logprobs": {"content": [{"top_logprobs": tops}]}}
         return 200, {"choices": [choice | {"finish_reason": "length"}]}
-    if "[Scores]" in text:
-        return "<think>Coherent: 1</think>[Scores]\nCoherent: 12\nMeandering: 5"
     winner, loser = "AB" if longer(text, "Answer of A:", "Answer of B:") else "BA"
-    if "Reply with nothing but JSON" in text:
-        return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
-    return f"<think>[[A=B]]</think>So [[{winner}>{loser}]]"
+    return json.dumps({"output": [{"model": winner, "rank": 1}, {"model": loser, "rank": 2}]})
 
 
-@pytest.fixture
-def server(serve):
-    return serve(prefer_the_longer)
-
-
-@pytest.fixture
-def judge(server) -> tuple[str, ...]:
-    return "--judge", "longer", "--judge-url", server.url
-
-
-def test_alpacaeval2_judged_by_both_protocols(run, tmp_path, judge, server):
+def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     """Half of the baseline answers are longer than anything 16 tokens can be: there the model loses."""
-    baseline = [
-        {"instruction": f"Say {i}.", "output": "word " * (200 if i % 2 else 0) + "."} for i in range(10)
-    ]
+    server = serve(prefer_the_longer)
+    baseline = [{"instruction": f"Say {i}.", "output": "word " * (i % 2 * 200) + "."} for i in range(10)]
     write(tmp_path / "baseline.json", baseline)
     lines = [f"{i},{(-1) ** i},{i / 10 - 1},0.3\n" for i in range(10)]
     header = "instruction_index,std_delta_len,instruction_difficulty,preference\n"
     (tmp_path / "gamed.csv").write_text(header + "".join(lines))
-    alpaca = ("alpacaeval2", *judge, "--data", tmp_path)
+    command = (*COMMAND, tmp_path, "alpacaeval2", "--judge", "longer", "--judge-url", server.url)
     for protocol, won in (("official", 1.75), ("paper", 2.0)):
-        told = run(*alpaca, "--protocol", protocol, "--out", tmp_path / protocol)
+        done = here(*command, "--protocol", protocol, "--out", tmp_path / protocol)
+        assert done.returncode == 0, done.stderr
         for i, row in enumerate(read_log(tmp_path / protocol / "rows.jsonl")):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
-    assert told.count("longer was asked, m replies") == 1
+    assert done.stderr.count("longer was asked, m replies") == 1
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
     assert summary["replied"] == {}  # that server does not say
-    server.behave = lambda text, n: "I cannot say."  # no headline, and a line in the index
-    run(*alpaca, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
+    server.behave = lambda text, n: "I cannot say."  # no headline
+    here(*command, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (summary["n_invalid"], summary["replied"]["judge"]) == (10, ["m"])
-    index = [row for row in csv.DictReader(open(tmp_path / "runs.csv")) if row["run"] == "prose"]
-    assert {row["metric"]: row["value"] for row in index} == dict.fromkeys(
-        BENCHMARKS["alpacaeval2"].metrics, ""
-    )
+    assert all(summary[metric] is None for metric in BENCHMARKS["alpacaeval2"].metrics)

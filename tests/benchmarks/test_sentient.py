@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, shared
 
 import eval_sentient
 from benchmarks import sentient
 from data.toy import users as toy_users
 from rewards import simulated_user as sim
 from rlmt.data import read_log, read_rows, write_jsonl
-from test_simulated_user import dialogue, shared
+from test_simulated_user import dialogue
 
-ROOT = Path(__file__).parents[2]
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped
 
 
@@ -33,8 +33,8 @@ def rescore(path: Path, out: Path, **flags) -> dict:
 def test_the_published_scores(tmp_path):
     """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool
     wrote."""
-    for expected in csv.DictReader(open(shared("expected.csv"))):
-        path = shared(f"{expected['simulator']}_simulator__{expected['model']}.jsonl.gz")
+    for expected in csv.DictReader(open(shared("sage/expected.csv"))):
+        path = shared(f"sage/{expected['simulator']}_simulator__{expected['model']}.jsonl.gz")
         out = rescore(path, tmp_path / "o.json")
         assert out["mean_emotion"] == float(expected["mean_final_emotion"])
         assert out["success"] == int(expected["n_final_ge_100"])
@@ -145,20 +145,20 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
     server = serve(lambda text, n: "Response: Go on." if "Origin:" in text else "Change: +3")
     run = tmp_path / "run"
     write_jsonl(tmp_path / "users.jsonl", toy_users.profiles(6, 0, "test"))
-    flags = {
-        "model": f"{ROOT}/data/toy/base",
-        "profiles": str(tmp_path / "users.jsonl"),
-        "simulator": f"{ROOT}/data/toy/users.py:user",
-        "held_out_simulator": "m",
-        "held_out_simulator_url": server.url,
-        "rollout": "hf",
-        "temperature": 1.0,
-        "max_tokens": 16,
-        "batch_size": 2,
-        "out": str(run),
+    args = eval_sentient.Args(
+        model=f"{ROOT}/data/toy/base",
+        profiles=str(tmp_path / "users.jsonl"),
+        simulator=f"{ROOT}/data/toy/users.py:user",
+        held_out_simulator="m",
+        held_out_simulator_url=server.url,
+        rollout="hf",
+        temperature=1.0,
+        max_tokens=16,
+        batch_size=2,
+        out=str(run),
         **toy_users.TOY,
-    }
-    eval_sentient.main(eval_sentient.Args(**flags))
+    )
+    eval_sentient.main(args)
     setting = sim.SAGE | toy_users.TOY
     statuses = set()
     for row in read_log(run / "dialogues.jsonl"):
@@ -174,10 +174,6 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
     # the endpoint's user answers two of three replies
     summary = json.loads((run / "summary.json").read_text())
     assert summary["simulator_held_out"]["emotion_curve"] == [40, 43, 46]
-    values = {}
-    for line in csv.DictReader(open(tmp_path / "runs.csv")):
-        values[line["benchmark"], line["metric"]] = float(line["value"])
-    assert values["sentient_held_out", "mean_emotion"] == 46
 
     # a kill after the first batch's first reply: the same dialogues, and nothing is asked again
     (run / "summary.json").unlink()
@@ -190,7 +186,8 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
             row |= {"emo_point": 40, "emo_state": "Emotion-B", "ended": "", "kept": True}
         write_jsonl(run / name, rows)
     n_asked = len(server.requests)
-    eval_sentient.main(eval_sentient.Args(**flags, resume=True))
+    args.resume = True
+    eval_sentient.main(args)
     assert len(server.requests) == n_asked
     for name, rows in whole.items():
         assert read_log(run / name) == [row | {"kept": True} for row in rows]

@@ -3,26 +3,17 @@ runs with a real HTTP judge."""
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import shared, value_or_none
 
 import eval_wildbench
 from benchmarks import scoring, wildbench
 from benchmarks.judge_template import fill_messages
-from rlmt.data import read_log
-
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data" / "wildbench"
-
-
-def stored(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"the stored verdicts are not at {SHARED}")
-    return SHARED / name
+from data.toy import world as toy_world
+from rlmt.data import read_log, write_jsonl
 
 
 def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
@@ -39,8 +30,9 @@ def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
 
 
 def test_wb_score_and_length_are_the_published_ones(tmp_path):
-    for expected in csv.DictReader(open(stored("expected.csv"))):
-        out = score_stored(tmp_path, stored(f"{expected['model']}.score_v2.jsonl.gz"), mode="score")
+    for expected in csv.DictReader(open(shared("wildbench/expected.csv"))):
+        path = shared(f"wildbench/{expected['model']}.score_v2.jsonl.gz")
+        out = score_stored(tmp_path, path, mode="score")
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
         assert (out["n"], out["n_empty"]) == (int(expected["rows"]), int(expected["empty_outputs"]))
@@ -57,8 +49,9 @@ def test_wb_reward_of_all_published_verdict_counts():
         "lose": ("B+", "A+"),
         "lose_much": ("B++", "A++"),
     }
-    seen = 0
-    for expected in csv.DictReader(open(stored("pairwise_counts.csv"))):
+    published = list(csv.DictReader(open(shared("wildbench/pairwise_counts.csv"))))
+    assert len(published) == 312
+    for expected in published:
         names = [name for name in choices for _ in range(int(expected[name]))]
         rows = []
         for i in range(int(expected["total"])):
@@ -70,30 +63,15 @@ def test_wb_reward_of_all_published_verdict_counts():
         assert out["wb_reward"] == pytest.approx(100 * float(expected["published_reward"]), abs=1e-6)
         assert [out[name] for name in choices] == [int(expected[name]) for name in choices]
         assert out["n_skipped"] == len(rows) - len(names)
-        seen += 1
-    assert seen == 312
 
 
 # --- rules by hand
 
 
-@pytest.mark.parametrize(
-    "choice, model_is, value",
-    [
-        ("A++", "B", -1.0),
-        ("B+", "B", 0.5),
-        ("A+", "A", 0.5),
-        (" A+", "A", None),
-        (["A+"], "A", None),
-    ],
-)
-def test_reward_of_one_verdict(choice, model_is, value):
-    assert wildbench.pair_value(choice, model_is) == value
-
-
 def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(tmp_path):
     common = {"model_is": "A", "output_len": 5, "reference_len": 5}
-    pairs = [{"id": i, "choice": choice} | common for i, choice in enumerate(["A++", "A+", "?", None])]
+    choices = ["A++", "A+", " A+", ["A+"]]
+    pairs = [{"id": i, "choice": choice} | common for i, choice in enumerate(choices)]
     out = wildbench.score_verdicts(pairs, "reward")
     assert (out["wb_reward"], out["n"], out["n_invalid"], out["n_tasks"]) == (75, 4, 2, 2)
     out = wildbench.score_verdicts(pairs, "reward", "paper")
@@ -145,9 +123,7 @@ def test_a_task_counts_once_in_each_group_of_its_tags():
     ]
     out = wildbench.score_verdicts(rows, "score")
     assert out["groups"] == {"Planning & Reasoning": 80, "Math & Data Analysis": 40} and out["macro"] is None
-    if not SHARED.exists():
-        pytest.skip(f"needs {SHARED}")
-    for row in csv.DictReader(open(SHARED / "published_task_scores.csv")):
+    for row in csv.DictReader(open(shared("wildbench/published_task_scores.csv"))):
         groups = {group: float(row[group]) for group in wildbench.GROUPS}
         assert wildbench.macro_average(groups) == pytest.approx(float(row["WB_score_task_macro"]))
 
@@ -185,10 +161,10 @@ def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> 
 
 def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     long = " ".join(map(str, range(3000)))
-    template = "{$history}|{$user_query}|{$candidate_A}|{$candidate_B}|{$checklist}"
-    both = {"candidate_A": long, "candidate_B": "{$candidate_A} {x}"}
-    history, query, a, b, checklist = judge_prompt(template, "official", "reward", **both).split("|")
-    assert history == "USER: a b\n\nASSISTANT: c" and b == "{$candidate_A} {x}" and checklist == "- x?\n- y?"
+    template = "{$history}|{$user_query}|{$candidate_A}|{$checklist}"
+    text = judge_prompt(template, "official", "reward", candidate_A=long)
+    history, query, a, checklist = text.split("|")
+    assert history == "USER: a b\n\nASSISTANT: c" and checklist == "- x?\n- y?"
     assert a.endswith(" 999... (truncated)") and query.endswith("... (truncated)")
     text = judge_prompt("{$user_query}|{$candidate_A}", "paper", "reward", candidate_A=long)
     assert text.startswith(TASK["messages"][-1]["content"]) and text.endswith(" 1999... (truncated)")
@@ -207,27 +183,26 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
         ('{"reason": "he said \\"no\\"", "choice": "A++",}', "A++"),
         ('{"reason": "a "quote" in it", "choice": "B+"}', "B+"),
         ('{"reason": "line\nbreak", "choice": "A+"}', "A+"),
-        *[
-            (text, None)
-            for text in ("", "A", "null", '{"choice": "a+"}', '{"choice": "A+ "}', '{"choice": ["A+"]}')
-        ],
-        *[
-            (text, None)
-            for text in ('{"choice": ', '{"choice": "A', '{"reason": "x", "choice": "B+"', "[" * 5000)
-        ],
-        *[
-            (text, None)
-            for text in ('{"choice": "A+", "choice": "B+"}', '{"choice": "A+"} or {"choice": "B+"}')
-        ],
-        *[(text, None) for text in ("{'choice': 'A+'}", '["A+"]', '{"Choice": "A+"}', '{"choice": "Ａ＋"}')],
+        ("", None),
+        ("A", None),
+        ("null", None),
+        ('{"choice": "a+"}', None),
+        ('{"choice": "A+ "}', None),
+        ('{"choice": ["A+"]}', None),
+        ('{"choice": ', None),
+        ('{"choice": "A', None),
+        ('{"reason": "x", "choice": "B+"', None),
+        ("[" * 5000, None),
+        ('{"choice": "A+", "choice": "B+"}', None),
+        ('{"choice": "A+"} or {"choice": "B+"}', None),
+        ("{'choice': 'A+'}", None),
+        ('["A+"]', None),
+        ('{"Choice": "A+"}', None),
+        ('{"choice": "Ａ＋"}', None),
     ],
 )
 def test_a_verdict_is_exactly_one_choice_in_a_whole_object(text, value):
-    if value is None:
-        with pytest.raises(ValueError):
-            wildbench.read_verdict(text, "reward")
-    else:
-        assert wildbench.read_verdict(text, "reward") == value
+    assert value_or_none(lambda said: wildbench.read_verdict(said, "reward"), text) == value
 
 
 # --- whole runs
@@ -245,66 +220,30 @@ def by_length(text: str, n: int) -> str:
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("toy")
-    sizes = ("--n-traces", "1", "--n-prompts", "1", "--n-pairs", "1", "--n-tasks", "24")
-    command = [sys.executable, "-m", "data.toy.world", "--out", folder, *sizes]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder / "benchmark_tasks.jsonl"
+    path = tmp_path_factory.mktemp("toy") / "tasks.jsonl"
+    sizes = toy_world.Args(n_traces=1, n_prompts=1, n_pairs=1, n_tasks=24)
+    write_jsonl(path, toy_world.write_files(sizes)["benchmark_tasks"])
+    return path
 
 
 @pytest.fixture
-def run(here):
-    """run(*args): runs the script in this process; `ok=False` accepts that it fails."""
-
-    def start(*args, ok: bool = True) -> subprocess.CompletedProcess:
-        done = here("eval_wildbench.py", *args)
-        assert not ok or done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        return done
-
-    return start
-
-
-@pytest.fixture
-def evaluate(run, tasks):
-    """Runs the script, with the tasks' file in place of TASKS."""
-    return lambda *args, **more: run(*[tasks if arg == "TASKS" else arg for arg in args], **more)
-
-
-@pytest.fixture
-def server(serve):
-    return serve(by_length)
-
-
-MODEL = (
-    "--model",
-    "data/toy/base",
-    "--max-tokens",
-    24,
-    "--temperatures",
-    1.0,
-    "--tasks",
-    "TASKS",
-    "--limit",
-    8,
-)
+def evaluate(here, tasks):
+    """evaluate(*args): the end of the script on the tasks."""
+    common = ("--model", "data/toy/base", "--max-tokens", 24, "--temperatures", 1.0, "--tasks", tasks)
+    return lambda *args: here("eval_wildbench.py", *common, *args)
 
 
 def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
 
 
-def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
-    proxy = (
-        "--reward-model",
-        "data/toy/reward_model",
-        "--reward-on",
-        "response",
-        "--think-format",
-        "zero_think",
-    )
-    words = [*MODEL, *proxy, "--mode", "reward", "--judge", "longer", "--judge-url", server.url]
-    words += ["--references", "careful", "--max-tokens", 160, "--out", tmp_path / "run"]
-    evaluate(*words)
+def test_reward_by_an_http_judge_and_no_call_twice(serve, evaluate, tmp_path):
+    server = serve(by_length)
+    words = ["--reward-model", "data/toy/reward_model", "--reward-on", "response"]
+    words += ["--think-format", "zero_think", "--mode", "reward", "--judge", "longer"]
+    words += ["--judge-url", server.url, "--references", "careful", "--limit", 8]
+    words += ["--max-tokens", 160, "--out", tmp_path / "run"]
+    assert evaluate(*words).returncode == 0
     verdicts = read_log(tmp_path / "run" / "verdicts.jsonl")
     assert len(verdicts) == 16 and {verdict["model_is"] for verdict in verdicts} == {"A", "B"}
     expected = []
@@ -323,25 +262,18 @@ def test_reward_by_an_http_judge_and_no_call_twice(server, evaluate, tmp_path):
     evaluate(*words, "--resume")
     assert len(server.requests) == before and numbers(tmp_path / "run") == out
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
-    assert [row["metric"] for row in index[:5]] == [
-        "wb_reward",
-        "format_ok",
-        "thinking_tokens",
-        "response_tokens",
-        "proxy_reward",
-    ]
     assert (index[0]["n"], index[0]["judge"], index[1]["n"]) == ("16", "longer", "8")  # verdicts; completions
 
 
 def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its
     attempts."""
-    words = [*MODEL, "--limit", 3, "--out", tmp_path / "x"]
-    words += ["--mode", "score", "--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
+    words = ["--limit", 3, "--out", tmp_path / "x", "--mode", "score"]
+    words += ["--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
     evaluate(*words, "--generate-only")
     answers = (tmp_path / "x" / "generations.jsonl").read_text()
     assert len(answers.splitlines()) == 3 and not (tmp_path / "x" / "judge.jsonl").exists()
-    done = evaluate(*words, "--resume", ok=False)
+    done = evaluate(*words, "--resume")
     assert done.returncode == 2 and "none of 3 verdicts can be read" in done.stderr, done.stderr[-3000:]
     assert (tmp_path / "x" / "generations.jsonl").read_text() == answers
     assert len((tmp_path / "x" / "judge.jsonl").read_text().splitlines()) == 12

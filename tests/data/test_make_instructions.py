@@ -6,9 +6,11 @@ import random
 import re
 
 import pytest
+from test_prepare import chat
 
 from data import constraints, make_instructions
 from rewards import verified
+from rlmt.data import read_log, write_jsonl
 
 PROMPTS = (
     "Is the old lighthouse near the harbour haunted?",
@@ -33,13 +35,10 @@ IN_LANGUAGE = {
 def written(tmp_path, n: int, **options) -> list[dict]:
     """Runs the script on PROMPTS, and returns its rows."""
     prompts = tmp_path / "prompts.jsonl"
-    lines = []
-    for i, text in enumerate(PROMPTS):
-        lines.append(json.dumps({"id": f"p{i}", "messages": [{"role": "user", "content": text}]}))
-    prompts.write_text("\n".join(lines))
+    write_jsonl(prompts, [{"id": f"p{i}", "messages": chat(text)} for i, text in enumerate(PROMPTS)])
     out = tmp_path / "instructions.jsonl"
     make_instructions.main(make_instructions.Args(prompts=str(prompts), out=out, n=n, **options))
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return read_log(out)
 
 
 def answer_to(name: str, kwargs: dict) -> str:
@@ -86,8 +85,7 @@ def test_a_constraint_can_be_met_and_says_what_is_checked(name, nltk_data):
         for argument, value in kwargs.items():
             stated = value if isinstance(value, list) else [constraints.LANGUAGES.get(value, value)]
             assert argument == "prompt_to_repeat" or all(f"{part}" in text for part in stated)
-        messages = [{"role": "user", "content": text}]
-        row = {"id": "a", "messages": messages, "instruction_id_list": [name], "kwargs": [kwargs]}
+        row = {"id": "a", "messages": chat(text), "instruction_id_list": [name], "kwargs": [kwargs]}
         row |= {"status": "ok", "response": answer_to(name, kwargs)}
         assert verified.instructions([row]) == [1.0], (text, kwargs)
     assert len(said) > 1

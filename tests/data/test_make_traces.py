@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_server import ChatServer, Fault
+from chat_server import Fault
+from test_prepare import chat
 
 from rlmt import endpoint
+from rlmt.data import read_log, write_jsonl
 from data import make_traces
 from data.make_traces import Args, refuses
-from rlmt import data as rlmt_data
 
 PLAN = "The user asks for something small; I name the thing, check that it is right, and then say it in one plain sentence."
 ENGLISH, RUSSIAN = "Here is the answer that was asked for.", "Вот ответ, о котором просили."
@@ -23,72 +24,41 @@ def tagged(thinking: str = PLAN, response: str = ENGLISH) -> str:
 
 def body(content, finish_reason: str = "stop", **message) -> tuple:
     """(status, body, headers) of a chat completion, which the server sends as it is."""
-    choice = {
-        "index": 0,
-        "finish_reason": finish_reason,
-        "message": {"role": "assistant", "content": content, **message},
-    }
-    return 200, {"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}}, ()
-
-
-def chat(*texts: str, system: str = "") -> list[dict]:
-    turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    return ([{"role": "system", "content": system}] if system else []) + turns
+    message = {"role": "assistant", "content": content, **message}
+    return 200, {"choices": [{"index": 0, "finish_reason": finish_reason, "message": message}]}
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(tmp_path, monkeypatch, serve):
     """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what
     always holds."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     # short waits between tries
-    monkeypatch.setattr(
-        make_traces, "Endpoint", functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
-    )
-    servers = []
+    short = functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
+    monkeypatch.setattr(make_traces, "Endpoint", short)
 
-    def world(prompts: list, behave):
-        lines = [
-            {"id": f"p{i}", "messages": chat(p) if isinstance(p, str) else p, "source": "s"}
-            for i, p in enumerate(prompts)
-        ]
-        (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        servers.append(ChatServer(behave))
+    def world(prompts: list[list[dict]], behave):
+        lines = [{"id": f"p{i}", "messages": messages} for i, messages in enumerate(prompts)]
+        write_jsonl(tmp_path / "prompts.jsonl", lines)
+        server = serve(behave)
         out = tmp_path / "traces.jsonl"
 
-        def run(**more):
-            args = {
-                "prompts": tmp_path / "prompts.jsonl",
-                "out": out,
-                "teacher": "T",
-                "teacher_url": servers[-1].url,
-                **more,
-            }
-            make_traces.main(Args(**args))
-            if args.get("dry_run"):
-                return None
-            got, report = rlmt_data.read_log(out), json.loads(Path(f"{out}.report.json").read_text())
-            assert (
-                report["n_in"]
-                == len(lines)
-                == report["n_out"] + sum(report["dropped"].values()) + report["not_asked"]
-            )
-            assert report["n_out"] == len(got) <= args["n"]
-            assert {r: ids[:5] for r, ids in report["examples"].items()} == report["examples"]
-            order = [row["id"] for row in lines]
-            assert [order.index(row["id"]) for row in got] == sorted(order.index(row["id"]) for row in got)
-            messages = {row["id"]: row["messages"] for row in lines}
-            assert all(list(t) == ["id", "messages", "thinking", "response", "teacher"] for t in got)
-            assert all(t["messages"] == messages[t["id"]] and t["teacher"] == "T" for t in got)
+        def run(n: int, **more):
+            common = {"teacher": "T", "teacher_url": server.url, "out": out}
+            make_traces.main(Args(prompts=tmp_path / "prompts.jsonl", n=n, **common, **more))
+            got, report = read_log(out), json.loads(Path(f"{out}.report.json").read_text())
+            n_dropped = sum(report["dropped"].values())
+            assert report["n_in"] == len(lines) == report["n_out"] + n_dropped + report["not_asked"]
+            assert report["n_out"] == len(got) <= n
+            numbers = [int(row["id"][1:]) for row in got]
+            assert numbers == sorted(numbers)
+            for row, number in zip(got, numbers, strict=True):
+                assert list(row) == ["id", "messages", "thinking", "response", "teacher"]
+                assert row["messages"] == prompts[number] and row["teacher"] == "T"
             return got, report
 
-        return servers[-1], run
+        return server, run
 
-    yield world
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return world
 
 
 # --- the rules by hand
@@ -117,65 +87,54 @@ def test_refusals(text, expected):
 
 # --- whole runs
 
-CASES = {  # what the prompt gets at call n, why it is dropped ("": a good trace), and the calls it takes
-    "good": (lambda n: tagged(), "", 1),
-    "unreadable twice": (lambda n: tagged() if n == 2 else PLAN, "", 3),
-    "500, then good": (lambda n: Fault("500") if n == 0 else tagged(), "", 2),
-    "dropped connection twice": (lambda n: Fault("reset") if n < 2 else tagged(), "", 3),
-    "429, unreadable, half a body": (
-        lambda n: [Fault("429"), "<think>", Fault("short body"), tagged()][n],
-        "",
-        4,
-    ),
-    "Ответь, пожалуйста": (lambda n: tagged(response=RUSSIAN), "", 1),
-    "a good one with \u2028 and an emoji": (lambda n: tagged(response=ENGLISH + "\u2028\U0001f600"), "", 1),
-    "no tags": (lambda n: "Just the answer.", "no_open", 4),
-    "thinking unclosed": (lambda n: f"<think>{PLAN}<response>{ENGLISH}</response>", "no_close", 4),
-    "two answers": (lambda n: tagged() + tagged(), "tag_inside_text", 4),
-    "a postscript": (lambda n: tagged() + "P.S.", "text_after_response", 4),
-    "no thought": (lambda n: tagged(""), "empty_thinking", 4),
-    "no answer": (lambda n: tagged(response=""), "empty_response", 4),
-    "cut off": (lambda n: body("<think>" + PLAN, "length"), "truncated", 4),
-    "cut off at once, in a repeat": (
-        lambda n: body("<think>" + PLAN, "length") if n else "no tags",
-        "truncated",
-        4,
-    ),
-    "cut off behind the end": (lambda n: body(tagged(), "length"), "truncated", 4),
-    "refused without tags": (lambda n: "I'm sorry, but I can't help with that.", "refusal", 1),
-    "refused in tags": (lambda n: tagged(response="I cannot assist with this."), "refusal", 1),
-    "refused in a field": (lambda n: body(None, refusal="no"), "refusal", 4),
-    "filtered": (lambda n: body("", "content_filter"), "refusal", 4),
-    "other tags": (lambda n: tagged(response=f"<thinking>hm</thinking> {ENGLISH}"), "tag_inside_text", 1),
-    "hardly a thought": (lambda n: tagged("An easy one."), "short_thinking", 1),
-    "half a surrogate pair": (lambda n: tagged(response=ENGLISH + "\ud83d"), "broken_unicode", 1),
-    "too long a context": (lambda n: (400, {"error": {"message": "context"}}), "rejected", 1),
-    "always 503": (lambda n: Fault("503"), "no_reply", 3),
+CASES = {  # the replies, of which the last stays; why it is dropped ("": a good trace); and the calls it takes
+    "good": ([tagged()], "", 1),
+    "unreadable twice": ([PLAN, PLAN, tagged()], "", 3),
+    "429, unreadable, half a body": ([Fault("429"), "<think>", Fault("short body"), tagged()], "", 4),
+    "Ответь, пожалуйста": ([tagged(response=RUSSIAN)], "", 1),
+    "a good one with \u2028 and an emoji": ([tagged(response=ENGLISH + "\u2028\U0001f600")], "", 1),
+    "no tags": (["Just the answer."], "no_open", 4),
+    "thinking unclosed": ([f"<think>{PLAN}<response>{ENGLISH}</response>"], "no_close", 4),
+    "two answers": ([tagged() + tagged()], "tag_inside_text", 4),
+    "a postscript": ([tagged() + "P.S."], "text_after_response", 4),
+    "no thought": ([tagged("")], "empty_thinking", 4),
+    "no answer": ([tagged(response="")], "empty_response", 4),
+    "cut off": ([body("<think>" + PLAN, "length")], "truncated", 4),
+    "cut off at once, in a repeat": (["no tags", body("<think>" + PLAN, "length")], "truncated", 4),
+    "cut off behind the end": ([body(tagged(), "length")], "truncated", 4),
+    "refused without tags": (["I'm sorry, but I can't help with that."], "refusal", 1),
+    "refused in tags": ([tagged(response="I cannot assist with this.")], "refusal", 1),
+    "refused in a field": ([body(None, refusal="no")], "refusal", 4),
+    "filtered": ([body("", "content_filter")], "refusal", 4),
+    "other tags": ([tagged(response=f"<thinking>hm</thinking> {ENGLISH}")], "tag_inside_text", 1),
+    "hardly a thought": ([tagged("An easy one.")], "short_thinking", 1),
+    "half a surrogate pair": ([tagged(response=ENGLISH + "\ud83d")], "broken_unicode", 1),
+    "too long a context": ([(400, {"error": {"message": "context"}})], "rejected", 1),
+    "always 503": ([Fault("503")], "no_reply", 3),
 }
 
 
 def test_every_kind_of_reply(world):
-    server, run = world([*CASES, "good"], lambda text, n: CASES[text][0](n))
+    prompts = [chat(name) for name in [*CASES, "good"]]
+
+    def behave(text: str, n: int):
+        replies = CASES[text][0]
+        return replies[min(n, len(replies) - 1)]
+
+    server, run = world(prompts, behave)
     got, report = run(n=9)  # more than the file gives
-    names, reasons = list(CASES), {}
-    for i, name in enumerate(names):
-        if CASES[name][1]:
-            reasons.setdefault(CASES[name][1], []).append(f"p{i}")
-    reasons["duplicate_prompt"] = [f"p{len(names)}"]
+    reasons = {"": []}
+    for i, (_, reason, _) in enumerate(CASES.values()):
+        reasons.setdefault(reason, []).append(f"p{i}")
+    assert [row["id"] for row in got] == reasons.pop("")
+    reasons["duplicate_prompt"] = [f"p{len(CASES)}"]
     assert report["examples"] == {reason: ids[:5] for reason, ids in reasons.items()}
     assert report["dropped"] == {reason: len(ids) for reason, ids in reasons.items()}
-    assert [int(t["id"][1:]) for t in got] == [i for i, name in enumerate(names) if not CASES[name][1]]
-    assert dict(server.calls) == {name: case[2] for name, case in CASES.items()}
-    assert {(t["thinking"], t["response"]) for t in got} == {
-        (PLAN, ENGLISH),
-        (PLAN, RUSSIAN),
-        (PLAN, ENGLISH + "\u2028\U0001f600"),
-    }
-    assert (
-        report["calls_of_this_start"] == sum(server.calls.values())
-        and report["n_asked"] == len(CASES)
-        and report["args"]["n"] == 9
-    )
+    assert dict(server.calls) == {name: n_calls for name, (_, _, n_calls) in CASES.items()}
+    assert {row["thinking"] for row in got} == {PLAN}
+    assert {row["response"] for row in got} == {ENGLISH, RUSSIAN, ENGLISH + "\u2028\U0001f600"}
+    assert report["calls_of_this_start"] == sum(server.calls.values())
+    assert report["n_asked"] == len(CASES) and report["args"]["n"] == 9
     # a second start asks again only for what has no stored reply, and writes the same
     before = dict(server.calls)
     assert run(n=9, resume=True)[0] == got
@@ -193,16 +152,12 @@ def test_reasoning_in_a_field_of_its_own(world):
         "d": {"reasoning": ""},
         "e": {"reasoning_content": PLAN + "</think>"},
         "f": {"reasoning_content": "hm"},
-        "g": {"reasoning_content": PLAN},
     }
-    server, run = world(
-        [*fields, "cut"],
-        lambda text, n: (
-            body(None, "length", reasoning_content=PLAN)
-            if text == "cut"
-            else body("<response>y</response>" if text == "g" else ENGLISH, **fields[text])
-        ),
-    )
+    replies = {name: body(ENGLISH, **field) for name, field in fields.items()}
+    replies["g"] = body("<response>y</response>", reasoning_content=PLAN)
+    replies["cut"] = body(None, "length", reasoning_content=PLAN)
+    prompts = [chat(name) for name in replies]
+    server, run = world(prompts, lambda text, n: replies[text])
     got, report = run(n=8, reasoning_field=True)
     assert [(t["id"], t["thinking"], t["response"]) for t in got] == [
         ("p0", PLAN, ENGLISH),
@@ -215,4 +170,4 @@ def test_reasoning_in_a_field_of_its_own(world):
         "truncated": ["p7"],
     }
     # the teacher gets the prompt alone, without an instruction
-    assert all(request["messages"] in [chat(t) for t in (*fields, "cut")] for request, _ in server.requests)
+    assert all(request["messages"] in prompts for request, _ in server.requests)

@@ -6,9 +6,9 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from rewards import judged
 from data.toy import judge as toy_judge
@@ -16,7 +16,6 @@ from data.toy import world as toy_world
 from data.toy.world import CHECKS, TEACHER, write_answer
 from rlmt.endpoint import Endpoint
 
-ROOT = Path(__file__).parents[2]
 TEXT = "Hi! My wish list, best first: ribs, tuna, cheese, ham, custard. The budget is 15 dollars. No fish, please. Remind me of the hats."
 GOOD = (
     "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 "
@@ -25,24 +24,18 @@ GOOD = (
 TOTAL = sum(weight for weight, _ in CHECKS.values())
 
 
-@pytest.fixture(scope="module")
-def servers():
-    """Two running judges, by the share of their verdicts that is wrong."""
-    servers = {wrong: toy_judge.Server(wrong) for wrong in (0.0, 0.1)}
-    yield servers
-    for server in servers.values():
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.fixture
-def ask(servers, tmp_path, monkeypatch):
-    """ask(reward, rows, wrong): values of a reward function whose judge is a running server."""
+def ask(tmp_path, monkeypatch):
+    """ask(rows, wrong): rewards by rubrics of a judge with that share of wrong verdicts."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
-    def ask(reward, rows, wrong=0.0, **options):
-        judge = Endpoint("toy-judge", tmp_path / "judge.jsonl", servers[wrong].url, backoff=0.01)
-        return reward(rows, judge=judge, **options)
+    def ask(rows: list[dict], wrong: float) -> list[float]:
+        server = toy_judge.Server(wrong)
+        judge = Endpoint("toy-judge", tmp_path / f"{wrong}.jsonl", server.url, backoff=0.01)
+        rewards = judged.rubric(rows, judge=judge)
+        server.shutdown()
+        server.server_close()
+        return rewards
 
     return ask
 
@@ -50,20 +43,15 @@ def ask(servers, tmp_path, monkeypatch):
 def row(response: str, text: str = TEXT) -> dict:
     criteria = toy_judge.criteria(toy_world.read_prompt(text))
     rubric = [{"criterion": words, "weight": CHECKS[name][0]} for name, words in criteria.items()]
-    return {
-        "id": "0",
-        "messages": [{"role": "user", "content": text}],
-        "response": response,
-        "status": "ok",
-        "rubric": rubric,
-    }
+    messages = [{"role": "user", "content": text}]
+    return {"id": "0", "messages": messages, "response": response, "status": "ok", "rubric": rubric}
 
 
-def drafts(n: int, slips: dict) -> list[dict]:
+def drafts(n: int) -> list[dict]:
     rng = random.Random(1)
     rows = []
     for _, order, text, _ in toy_world.orders_of("rl", n, 3):
-        _, response = write_answer(order, slips, rng)
+        _, response = write_answer(order, TEACHER, rng)
         rows.append(row(response, text))
     return rows
 
@@ -71,15 +59,13 @@ def drafts(n: int, slips: dict) -> list[dict]:
 def test_a_judge_without_errors_gives_gold(ask):
     rows = [row(GOOD), row(GOOD.replace("hats", "cards")), row(f"What a lovely idea! {GOOD}"), row("Hello!")]
     lost = [0, CHECKS["word"][0], CHECKS["brief"][0], TOTAL]
-    assert ask(judged.rubric, rows) == pytest.approx([1 - x / TOTAL for x in lost])
-    rows = drafts(40, TEACHER)
-    assert ask(judged.rubric, rows) == pytest.approx(
-        [toy_world.gold(r["messages"], r["response"]) for r in rows]
-    )
+    assert ask(rows, 0.0) == pytest.approx([1 - x / TOTAL for x in lost])
+    rows = drafts(40)
+    assert ask(rows, 0.0) == pytest.approx([toy_world.gold(r["messages"], r["response"]) for r in rows])
 
 
 def test_the_stated_share_of_verdicts_is_wrong_and_stays_so(ask):
-    rows = drafts(300, TEACHER)
+    rows = drafts(300)
     n_wrong = 0
     for r in rows:
         order = toy_world.read_prompt(r["messages"][0]["content"])
@@ -89,8 +75,8 @@ def test_the_stated_share_of_verdicts_is_wrong_and_stays_so(ask):
         for name, words in toy_judge.criteria(order).items():
             n_wrong += said[words] != truth[name]
     assert n_wrong / (11 * len(rows)) == pytest.approx(0.1, abs=4 * (0.09 / 3300) ** 0.5)
-    noisy = ask(judged.rubric, rows[:40], 0.1)
-    assert noisy == ask(judged.rubric, rows[:40], 0.1) != ask(judged.rubric, rows[:40])
+    noisy = ask(rows[:40], 0.1)
+    assert noisy == ask(rows[:40], 0.1) != ask(rows[:40], 0.0)
 
 
 ASK = """
@@ -113,6 +99,3 @@ def test_a_command_beside_the_judge(tmp_path):
     assert done.returncode == 7 and done.stdout.startswith('{"reason": "", "mark": 10} http://127.0.0.1:'), (
         done.stderr
     )
-
-
-# --- traits of plans

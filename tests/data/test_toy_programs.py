@@ -11,26 +11,26 @@ from data.toy import programs
 STEPS = [("+", 3), ("*", 2)]
 MESSAGES = [{"role": "user", "content": "Hello! Take x, then add 3, then double it."}]
 TESTS = ["assert f(0) == 6", "assert f(1) == 8", "assert f(7) == 20", "assert f(-4) == -2"]
-ANSWERS = [  # (response, right)
-    ("def f(x): return (x + 3) * 2", 1),
-    ("def f(x): return x * 2 + 6", 1),
-    ("def f(x): return 2 * (3 + x)", 1),
-    ("def f(x):\n    return (x + 3) * 2", 1),
-    ("def f(x): return x + 3 * 2", 0),
-    ("def f(x): return (x + 3) * 3", 0),
-    ("def f(x): return x", 0),
-    ("def f(x): return", 0),
-    ("def f(x): pass", 0),
-    ("def f(x) return (x + 3) * 2", 0),
-    ("def f(x): return ((x + 3) * 2", 0),
-    ("def g(x): return (x + 3) * 2", 0),
-    ("def f(x): return y", 0),
-    ("def f(x): return f(x)", 0),
-    ("x + 3 then (x + 3) * 2", 0),
-    ("", 0),
-    ("(" * 5000, 0),
-    ("def f(x): return " + "(" * 5000, 0),
-]
+ANSWERS = {  # response: right
+    "def f(x): return (x + 3) * 2": 1,
+    "def f(x): return x * 2 + 6": 1,
+    "def f(x): return 2 * (3 + x)": 1,
+    "def f(x):\n    return (x + 3) * 2": 1,
+    "def f(x): return x + 3 * 2": 0,
+    "def f(x): return (x + 3) * 3": 0,
+    "def f(x): return x": 0,
+    "def f(x): return": 0,
+    "def f(x): pass": 0,
+    "def f(x) return (x + 3) * 2": 0,
+    "def f(x): return ((x + 3) * 2": 0,
+    "def g(x): return (x + 3) * 2": 0,
+    "def f(x): return y": 0,
+    "def f(x): return f(x)": 0,
+    "x + 3 then (x + 3) * 2": 0,
+    "": 0,
+    "(" * 5000: 0,
+    "def f(x): return " + "(" * 5000: 0,
+}
 
 
 def rows():
@@ -47,19 +47,19 @@ def test_the_teacher_by_hand():
     assert programs.solve([("*", 2), ("*", 3), ("-", 1)], 0.0, rng)[1] == "def f(x): return x * 2 * 3 - 1"
 
 
-def sandbox_row(response: str) -> dict:
-    row = {"id": "0", "messages": MESSAGES, "response": response, "status": "ok"}
-    return row | {"tests": TESTS, "entry_point": "f"}
-
-
 def test_gold_and_the_sandbox_agree(needs_sandbox):
     """One reads the prompt and works the sum out, the other runs the program on the row's tests."""
-    ran = verified.code([sandbox_row(response) for response, _ in ANSWERS])
-    for (response, right), value in zip(ANSWERS, ran, strict=True):
+
+    def by_tests(*responses: str) -> list[float]:
+        row = {"id": "0", "status": "ok", "tests": TESTS, "entry_point": "f"}
+        return verified.code([row | {"response": response} for response in responses])
+
+    ran = by_tests(*ANSWERS)
+    for (response, right), value in zip(ANSWERS.items(), ran, strict=True):
         assert programs.gold(MESSAGES, response) == value == right, response
     # gold is stricter: answers by heart and by bits pass the four tests, but gold reads + - * only
     stricter = ["def f(x): return {0: 6, 1: 8, 7: 20, -4: -2}[x]", "def f(x): return x + 3 << 1"]
-    assert verified.code([sandbox_row(response) for response in stricter]) == [1.0, 1.0]
+    assert by_tests(*stricter) == [1.0, 1.0]
     assert [programs.gold(MESSAGES, response) for response in stricter] == [0, 0]
 
     taught = []

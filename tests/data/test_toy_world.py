@@ -18,10 +18,6 @@ ORDER = Order(("ribs", "tuna", "cheese", "ham", "custard"), avoid="fish", budget
 GOOD = "You get 3 dishes, 1 dollar is left, and custard comes last. The bill: ribs 7 leaves 8, cheese 4 leaves 4, custard 3 leaves 1."
 
 
-def failed(response: str) -> set[str]:
-    return {name for name, passed in check(ORDER, response).items() if not passed}
-
-
 @pytest.mark.parametrize(
     "response, fails",
     [
@@ -69,12 +65,12 @@ def failed(response: str) -> set[str]:
     ],
 )
 def test_gold_checklist_by_hand(response, fails):
-    assert failed(response) == fails
-    weights = {name: w for name, (w, _) in toy_world.CHECKS.items()}
+    assert {name for name, passed in check(ORDER, response).items() if not passed} == fails
+    lost = sum(toy_world.CHECKS[name][0] for name in fails)
+    total = sum(weight for weight, _ in toy_world.CHECKS.values())
     text = toy_world.write_prompt(ORDER, random.Random(0))
-    assert toy_world.gold([{"role": "user", "content": text}], response) == pytest.approx(
-        1 - sum(weights[n] for n in fails) / sum(weights.values())
-    )
+    gold = toy_world.gold([{"role": "user", "content": text}], response)
+    assert gold == pytest.approx(1 - lost / total)
 
 
 def test_prompts_are_read_back_and_careful_answers_are_perfect():
@@ -82,10 +78,10 @@ def test_prompts_are_read_back_and_careful_answers_are_perfect():
     for _ in range(500):
         order = toy_world.sample_order(rng)
         text = toy_world.write_prompt(order, rng)
-        thinking, response = toy_world.write_answer(order, NO_SLIPS, rng)
+        _, response = toy_world.write_answer(order, NO_SLIPS, rng)
         assert toy_world.read_prompt(text) == order
         assert toy_world.gold([{"role": "user", "content": text}], response) == 1.0
-        assert thinking.startswith(f"Budget {order.budget}, no {order.avoid}.")
+
     with pytest.raises(ValueError, match="not a toy-world order"):
         toy_world.read_prompt("What is the capital of France?")
 

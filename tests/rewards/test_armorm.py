@@ -12,7 +12,6 @@ from test_preference import conversations
 from test_rewards import row
 
 N = 19
-EXAMPLE = "examples/armorm.py:armorm"
 
 
 @pytest.fixture(scope="module")
@@ -29,26 +28,21 @@ def folder(tmp_path_factory, tokenizer_folders):
     weights["reward_transform_matrix"] = torch.eye(N) - 0.3 * torch.rand(N, N)
     weights["gating.logit_scale"] = torch.tensor([1.7])
     widths = [32, 24, 24, 24, N]
-    for n, (width_in, width_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for n, (width_in, width_out) in enumerate(zip(widths, widths[1:])):
         weights[f"gating.layers.{n}.weight"] = torch.randn(width_out, width_in)
         weights[f"gating.layers.{n}.bias"] = torch.randn(width_out)
     tokenizer.save_pretrained(path)
+    foreign = "modeling_custom.LlamaForRewardModelWithGating"
     config.update(
         {
             "architectures": ["LlamaForRewardModelWithGating"],
-            "auto_map": {
-                "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"
-            },
+            "auto_map": {"AutoModelForSequenceClassification": foreign},
             "gating_temperature": 10,
         }
     )
     config.save_pretrained(path)
     (path / "modeling_custom.py").write_text("raise RuntimeError('foreign code ran')")
-    save_file(
-        {name: weight.contiguous() for name, weight in weights.items()},
-        path / "model.safetensors",
-        {"format": "pt"},
-    )
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
     return path
 
 
@@ -65,20 +59,12 @@ def naive(folder, ids: list[int], header: list[int]) -> float:
         x = weights[f"gating.layers.{n}.weight"] @ x + weights[f"gating.layers.{n}.bias"]
         if n < 3:
             x = torch.clamp(x, min=0)
-    exponentials = [torch.exp(value / 10) for value in x]
-    total = 0.0
-    for k in range(N):
-        adjusted = sum(rewards[j] * weights["reward_transform_matrix"][j, k] for j in range(N))
-        total += weights["gating.logit_scale"][0] * exponentials[k] / sum(exponentials) * adjusted
-    return float(total)
+    gate = weights["gating.logit_scale"] * torch.softmax(x / 10, 0)
+    return (gate @ (rewards @ weights["reward_transform_matrix"])).item()
 
 
-@pytest.fixture
-def armorm():
-    return runs.load_function(EXAMPLE)
-
-
-def test_scores_are_those_of_the_published_formula(folder, armorm):
+def test_scores_are_those_of_the_published_formula(folder):
+    armorm = runs.load_function("examples/armorm.py:armorm")
     prompts, completions = conversations(12)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     header = tokenizer.encode(

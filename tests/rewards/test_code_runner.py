@@ -1,13 +1,12 @@
 """The reward `code`: which block of a response is the program, what tests are taken, and its values."""
 
-import gzip
-import json
-
 import pytest
-from test_rewards import row, shared
+from conftest import shared
+from test_rewards import row
 
 from rewards import verified
 from rewards.code_runner import find_program, read_tests
+from rlmt.data import read_rows
 
 GOOD = "def f(x):\n    return x * x + 1"
 TESTS = ["assert f(3) == 10", "assert f(2) == 5"]
@@ -144,26 +143,25 @@ def test_values(needs_sandbox):
 
 
 @pytest.mark.parametrize(
-    "tests, message",
+    "tests",
     [
-        ([{"input": "2\n", "output": "4\n"}], "must be a string"),
-        ({"inputs": ["2\n"], "outputs": []}, "shorter"),
-        ({"inputs": [2], "outputs": [4]}, "expected str"),
-        ({"inputs": [2], "outputs": [4], "fn_name": "f"}, "list of arguments"),
-        (["assert f(3"], "was never closed"),
-        (["assert f(3)", "import math"], "no assert"),
-        ("def check(candidate):\n    assert candidate(1) == 2", "entry_point"),
+        [{"input": "2\n", "output": "4\n"}],
+        {"inputs": ["2\n"], "outputs": []},
+        {"inputs": [2], "outputs": [4]},
+        {"inputs": [2], "outputs": [4], "fn_name": "f"},
+        ["assert f(3"],
+        ["assert f(3)", "import math"],
+        "def check(candidate):\n    assert candidate(1) == 2",
     ],
 )
-def test_tests_that_cannot_tell_programs_apart_are_refused(tests, message):
-    with pytest.raises(ValueError, match=message):
+def test_tests_that_cannot_tell_programs_apart_are_refused(tests):
+    with pytest.raises(ValueError):
         read_tests(row(tests=tests))
 
 
 def test_reference_solutions_of_humaneval(needs_sandbox):
     rows = []
-    for line in gzip.open(shared("humaneval") / "HumanEval.jsonl.gz"):
-        task = json.loads(line)
+    for task in read_rows(shared("humaneval/HumanEval.jsonl.gz"))[::8]:
         program = f"```\n{task['prompt']}{task['canonical_solution']}\n```"
         rows.append(row(program, tests=task["test"], entry_point=task["entry_point"]))
-    assert verified.code(rows[::8]) == [1.0] * len(rows[::8])
+    assert verified.code(rows) == [1.0] * len(rows)

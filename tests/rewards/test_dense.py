@@ -1,18 +1,20 @@
 """Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its
 checkpoint."""
 
+import copy
 import math
+import random
 from statistics import fmean
 
 import pytest
 import torch
 from conftest import tiny_config
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, set_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from rlmt import checkpoint
 from rlmt import model as policy
 from rlmt import sampler as rollout
-from rlmt import chat as templates
+
 import rewards
 import train_grpo
 from rewards import dense
@@ -44,45 +46,12 @@ def test_token_advantages_is_the_naive_loop():
 # --- steps
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
-    templates.prepare_tokenizer(tokenizer, "think")
-    return tokenizer
-
-
-def tiny(tokenizer):
-    set_seed(0)
-    sizes = dict(intermediate_size=32, max_position_embeddings=256, initializer_range=0.02)
-    return LlamaForCausalLM(tiny_config(tokenizer, tie_word_embeddings=True, **sizes))
-
-
 # --- in the loops
 
 
-def completion(i: int, ids: list[int], correct: float | None = None) -> rollout.Completion:
-    generator = torch.Generator().manual_seed(i)
-    return rollout.Completion(
-        id=str(i),
-        messages=[{"role": "user", "content": "Hello!"}],
-        prompt_ids=torch.randint(5, 100, (4,), generator=generator).tolist(),
-        ids=ids,
-        text="",
-        thinking="",
-        response="",
-        status="ok",
-        cut_off=False,
-        n_thinking_tokens=0,
-        reward=1.0,
-        correct=correct,
-        advantages=[0.25] * len(ids),
-    )
+class Lengths:
+    """A source as those of dense.py: 1 on the second token, the length on the last."""
 
-
-class Halves:
-    """A source as those of dense.py: 1 on the second token, the share of tokens below 100 on the last."""
-
-    name = "halves"
     weight = 0.5
     scaled = True
 
@@ -90,42 +59,47 @@ class Halves:
         values = torch.zeros(len(completions), max(len(c.ids) for c in completions))
         for n, one in enumerate(completions):
             values[n, 1] = 1.0
-            values[n, len(one.ids) - 1] += sum(token < 100 for token in one.ids) / len(one.ids)
+            values[n, len(one.ids) - 1] += len(one.ids)
         return values, values != 0
 
 
 def random_completions(n: int) -> list[rollout.Completion]:
-    generator = torch.Generator().manual_seed(0)
+    draw = random.Random(0)
     completions = []
     for i in range(n):
-        length = int(torch.randint(3, 12, (1,), generator=generator))
-        ids = torch.randint(5, 200, (length,), generator=generator).tolist()
-        completions.append(completion(i, ids, correct=None if i == 0 else float(i % 2)))
+        ids = draw.choices(range(5, 200), k=draw.randrange(3, 12))
+        one = rollout.Completion(id=str(i), messages=[], prompt_ids=[5 + i, 6, 7, 8], ids=ids, reward=1.0)
+        one.advantages = [0.25] * len(ids)
+        if i > 0:
+            one.correct = float(i % 2)
+        completions.append(one)
     return completions
 
 
 def test_grpo_adds_token_advantages_to_those_of_the_outcome():
     completions = random_completions(8)
     completions[3].reward = math.nan  # nothing is learned from it
-    values, events = Halves().token_rewards(completions)
+    values, events = Lengths().token_rewards(completions)
     known = torch.tensor([[not math.isnan(one.reward)] for one in completions])
     expected = 0.25 + 0.5 * dense.token_advantages(values, events & known, 4, scale=True)
-    dense.add_advantages(Halves(), completions, 4, scale=True)
+    dense.add_advantages(Lengths(), completions, 4, scale=True)
     for one, row_ in zip(completions, expected, strict=True):
         assert one.advantages == pytest.approx(row_[: len(one.ids)].tolist())
     assert completions[3].advantages == [0.25] * len(completions[3].ids)
 
 
-def prime(tokenizer, folder, resume_from=None, learning_rate=1e-2):
+def prime(tokenizer, folder, resume_from=None):
     """PRIME's model beside a policy that starts the same; its checkpoint folder, if it goes on from one."""
     args = train_grpo.Args(
         model=str(folder / "start"), gradient_checkpointing=False, temperature=1.0, micro_batch_tokens=40
     )
     if not (folder / "start").exists():
-        tiny(tokenizer).save_pretrained(folder / "start")
+        torch.manual_seed(0)
+        start = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.02))
+        start.save_pretrained(folder / "start")
     accelerator = policy.start_accelerator()
     reference = policy.load_reference(args.model, 1.0, accelerator)
-    options = {"beta": 0.5, "learning_rate": learning_rate}
+    options = {"beta": 0.5, "learning_rate": 1e-2}
     part = rewards.Part("prime", 1.0, None, [], options, "")
     source = dense.ImplicitReward(args, part, resume_from, reference, tokenizer, accelerator)
     if resume_from:
@@ -141,10 +115,8 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
     for one, marks in zip(completions, events, strict=True):
         assert marks.sum() == len(one.ids)
 
-    model = policy.unwrap(source.learner.model)
     before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    now = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    now.load_state_dict(model.state_dict())
+    now = copy.deepcopy(policy.unwrap(source.learner.model))
     values, _ = source.token_rewards(completions)
     for one, found in zip(completions, values, strict=True):
         ids = torch.tensor([one.prompt_ids + one.ids])

@@ -1,7 +1,6 @@
 """rewards/judged.py in front of a real server, whose replies follow from what it is asked; a judge as gold;
 keys."""
 
-import functools
 import json
 
 import pytest
@@ -65,7 +64,7 @@ def test_what_a_judge_reads(judge):
     prompts = {}
     for reward in (judged.judge_mark, judged.factual, judged.rubric, judged.write_rubrics):
         client = judge(lambda text: "nothing")
-        functools.partial(reward, rows)(client)
+        reward(rows, client)
         prompts[reward.__name__] = client.server.requests[0][0]["messages"][0]["content"]
     assert [name for name, text in prompts.items() if "<reference>" not in text] == ["rubric"]
     text = prompts["judge_mark"]
@@ -79,8 +78,7 @@ def test_what_a_judge_reads(judge):
 def test_factual(judge):
     verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "correct, incorrect", "e": None}
     client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
-    rows = [row(name, reference="R") for name in verdicts]
-    rows += [row("", reference="R")]
+    rows = [row(name, reference="R") for name in [*verdicts, ""]]
     assert judged.factual(rows, client) == [1, 0, 0, None, None, 0]
 
 
@@ -102,7 +100,7 @@ def test_rubric(judge):
         "g": '["yes", "yes", "yes"]',
     }
     client = judge(lambda text: replies[answer_in(text)])
-    rows = [row(name, rubric=RUBRIC) for name in replies] + [row("", rubric=RUBRIC)]
+    rows = [row(name, rubric=RUBRIC) for name in [*replies, ""]]
     assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.0])
 
 
@@ -119,15 +117,3 @@ def test_a_judge_as_gold(judge, tmp_path):
     assert marks == [0.8, None, 0.0]
     asked = len(server.requests)
     assert measure(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
-
-
-# --- everything is checked before it costs
-
-
-@pytest.fixture
-def run(tmp_path):
-    """The words of a run that loads no hub model."""
-    path = tmp_path / "prompts.jsonl"
-    rows = [{"id": f"p{i}", "messages": [{"role": "user", "content": f"Q{i}"}]} for i in range(128)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return "--preset", "toy", "--model", "data/toy/base", "--prompts", path, "--out", tmp_path / "run"

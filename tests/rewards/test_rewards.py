@@ -1,21 +1,16 @@
 """rewards/: names and options, how rewards combine, and hand-worked values of the unsupervised and shaped
 ones."""
 
-import json
 import math
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import rewards
 import train_grpo
 from rewards import gold, unsupervised
-
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+from rlmt.data import read_log
 
 
 def row(response="", status="ok", n_tokens=10, **fields):
@@ -23,18 +18,10 @@ def row(response="", status="ok", n_tokens=10, **fields):
         "id": "r",
         "messages": [{"role": "user", "content": "Q?"}],
         "text": response,
-        "thinking": "",
         "response": response,
         "status": status,
         "n_tokens": n_tokens,
-        "n_thinking_tokens": 0,
     } | fields
-
-
-def shared(name):
-    if not (DATA / name).exists():
-        pytest.skip(f"no {DATA / name}")
-    return DATA / name
 
 
 def near(values):
@@ -59,11 +46,6 @@ def test_majority():
     assert values[8:] == [*[None] * 4, 1, 1, 1, 0, *[1, 1, 0, 0] * 3]
 
 
-def indicators(folder, rows: list, group_size: int) -> dict:
-    completions = [SimpleNamespace(id=one["id"], response=one["response"]) for one in rows]
-    return unsupervised.Collapse(folder, group_size).indicators(completions)
-
-
 # --- 2. names, weights and options
 
 
@@ -77,30 +59,12 @@ def brief(rows, per_token=-1.0, limit: int | None = None):
 
 def reads_the_prompt(rows, group_size, max_tokens):
     return [row["answer"] * group_size + max_tokens for row in rows]
-
-def short(rows):
-    return [1.0]
-
-def infinite(rows):
-    return [float("inf")] * len(rows)
-
-def text(rows):
-    return ["1.0"] * len(rows)
-
-def needs_more(rows, temperature):
-    return [0.0] * len(rows)
-
-preference = brief
 """
 
 
-@pytest.fixture
-def own(tmp_path) -> str:
-    (tmp_path / "own.py").write_text(OWN)
-    return str(tmp_path / "own.py")
-
-
-def test_words_are_names_weights_and_gates(own):
+def test_words_are_names_weights_and_gates(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
     found = parts_of("math:2", "format:gate", f"{own}:brief")
     shown = [(part.name, part.weight, part.field) for part in found]
     assert shown == [("math", 2.0, "answer"), ("format", None, ""), ("brief", 1.0, "")]
@@ -128,16 +92,6 @@ print(loaded + [name for name in ("benchmarks", "openai", "math_verify") if name
 def test_what_no_run_names_is_not_imported():
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
-
-
-PROMPTS = [
-    {"id": "a", "messages": [{"role": "user", "content": "1 + 2?"}], "answer": "3", "rubric": None},
-    {"id": "b", "messages": [{"role": "user", "content": "Hi"}], "answer": ""},
-]
-
-
-def check(*words: str, prompts=PROMPTS, args=train_grpo.Args, **more) -> None:
-    rewards.check(args(rewards=words, **more), prompts, SimpleNamespace(print=print))
 
 
 # --- 3. several become one
@@ -216,14 +170,8 @@ def test_held_out_gold(tmp_path):
     for step, golds in enumerate(([0.3, 0.3, None, 0.6], [0.9] * 4, [0.8] * 4, [None] * 4, [0.91] * 4), 1):
         better.append(gold.log_held_out(tmp_path, step, held_out_rows(golds, 1.5)))
     # the first checkpoint is below the start, which is none
-    assert better == [
-        True,
-        True,
-        False,
-        False,
-        True,
-    ]
-    lines = [json.loads(line) for line in (tmp_path / "held_out.jsonl").read_text().splitlines()]
+    assert better == [True, True, False, False, True]
+    lines = read_log(tmp_path / "held_out.jsonl")
     assert lines[0]["gold"] == pytest.approx(0.65) and lines[0]["gold_ok"] == pytest.approx(0.3)
     assert lines[0]["gold_ok_se"] == pytest.approx(0.1) and lines[0]["format_ok"] == 0.5
     assert [line["n_gold"] for line in lines] == [4, 3, 4, 4, 0, 4] and lines[4]["gold"] is None

@@ -1,6 +1,5 @@
 """Tests rewards/scorer.py with the toy's reward model and functions of our own."""
 
-import json
 import math
 
 import pytest
@@ -9,18 +8,16 @@ import torch
 from rlmt import model as policy
 from rlmt import sampler as rollout
 from rlmt import chat as templates
+from rlmt.data import write_jsonl
 import train_grpo
 from rewards.scorer import Scorer
-from rlmt import chat
 
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
 def known_half(rows):
     return [None if i % 2 else float(i) for i, row in enumerate(rows)]
-
-def unknown(messages, response):
-    return float("nan")
 """
+PROMPT = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +25,16 @@ def accelerator():
     return policy.start_accelerator()
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    tokenizer = chat.load_tokenizer("data/toy/base")
-    templates.prepare_tokenizer(tokenizer, "think")
-    return tokenizer
-
-
 @pytest.fixture
 def scorer(accelerator, tokenizer, tmp_path):
     """scorer(**args): a Scorer with these arguments of train_grpo.py; functions of OWN_REWARDS are in
     own.py."""
     (tmp_path / "own.py").write_text(OWN_REWARDS)
-    row = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
-    (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
+    write_jsonl(tmp_path / "prompts.jsonl", [PROMPT])
 
     def make(**args) -> Scorer:
-        defaults = {"preset": "toy", "reward_model": "data/toy/reward_model", "think_format": "think"}
-        defaults["prompts"] = str(tmp_path / "prompts.jsonl")
-        args = train_grpo.Args(**{**defaults, **args})
+        args |= {"preset": "toy", "reward_model": "data/toy/reward_model", "think_format": "think"}
+        args = train_grpo.Args(prompts=str(tmp_path / "prompts.jsonl"), **args)
         return Scorer(args, tokenizer, tmp_path, accelerator)
 
     return make
@@ -55,32 +43,25 @@ def scorer(accelerator, tokenizer, tmp_path):
 @pytest.fixture
 def completions(tokenizer) -> list[rollout.Completion]:
     """Two groups of four; the second and the sixth are malformed, in two ways."""
-    prompt = {
-        "id": "p",
-        "messages": [{"role": "user", "content": "I have 12 dollars."}],
-        "prompt_ids": [5, 6, 7],
-    }
-    texts = [
-        GOOD.format(fruit) for fruit in ("steak", "ham", "cod", "tuna", "custard", "lasagna", "bacon", "ribs")
-    ]
+    dishes = ("steak", "ham", "cod", "tuna", "custard", "lasagna", "bacon", "ribs")
+    texts = [GOOD.format(dish) for dish in dishes]
     texts[1] = "You get 1 dish."
     texts[5] = texts[5] + "</think>"
     found = []
     for text in texts:
         sample = rollout.Sample(templates.encode_completion(tokenizer, text), None, True)
-        found.append(rollout.read_completion(tokenizer, "think", prompt, sample))
+        found.append(rollout.read_completion(tokenizer, "think", PROMPT | {"prompt_ids": [5]}, sample))
     assert [c.text for c in found] == texts
-    assert [c.status == "ok" for c in found] == [True, False, True, True, True, False, True, True]
     return found
 
 
-def scores(scorer: Scorer, completions: list, texts: list[str]) -> list[float]:
-    return scorer.reward_model.score([completion.messages for completion in completions], texts)
+def scores(scorer: Scorer, texts: list[str]) -> list[float]:
+    return scorer.reward_model.score([PROMPT["messages"]] * len(texts), texts)
 
 
 def test_what_a_malformed_completion_gets(scorer, completions):
     texts = [completion.text for completion in completions]
-    expected = scores(scorer(), completions, texts)
+    expected = scores(scorer(), texts)
     for on_bad_format in ("score", "null", "floor"):
         made = scorer(on_bad_format=on_bad_format, format_margin=2.0)
         made.set_rewards(completions, 4, None)
@@ -91,7 +72,7 @@ def test_what_a_malformed_completion_gets(scorer, completions):
         if on_bad_format == "score":
             assert bad == pytest.approx([expected[1], expected[5]], abs=1e-5)
         elif on_bad_format == "null":  # the strict mode asks for what opens the response, no more
-            null = scores(made, completions[:1], ["[NULL]"])
+            null = scores(made, ["[NULL]"])
             assert bad == pytest.approx([null[0], expected[5]], abs=1e-5)
         else:
             groups = ((0, 2, 3), (4, 6, 7))

@@ -1,13 +1,12 @@
 """rewards/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
 
-from pathlib import Path
-
 import pytest
+from conftest import value_or_none
 
 from rlmt.endpoint import Endpoint
 from rewards import simulated_user as sim
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "sage"
+
 PROFILE = {
     "id": "anna",
     "player": "Anna, 30, dry humour.",
@@ -15,12 +14,6 @@ PROFILE = {
     "task": "to be told it is not her fault",
     "first_talk": "The window was open again.",
 }
-
-
-def shared(name: str) -> Path:
-    if not (SHARED / name).exists():
-        pytest.skip(f"the stored dialogues are not at {SHARED}")
-    return SHARED / name
 
 
 def dialogue(setting: dict, *turns: tuple[str, int]) -> dict:
@@ -146,11 +139,10 @@ PLANS = {  # what stands at the end of a planner's reply: the change, None: refu
 
 @pytest.mark.parametrize("tail", PLANS)
 def test_planner_replies(tail):
+    plan = value_or_none(sim.read_plan, HEAD + tail)
     if PLANS[tail] is None:
-        with pytest.raises(ValueError):
-            sim.read_plan(HEAD + tail)
+        assert plan is None
     else:
-        plan = sim.read_plan(HEAD + tail)
         assert plan["change"] == PLANS[tail]
         assert (plan["content"], plan["TargetCompletion"], plan["activity"]) == ("cares", "partly", "hm")
 
@@ -169,11 +161,8 @@ def test_planner_replies(tail):
     ],
 )
 def test_speaker_replies(text, said):
-    if said is None:
-        with pytest.raises(ValueError):
-            sim.read_speech(text)
-    else:
-        assert sim.read_speech(text)[1] == said
+    speech = value_or_none(sim.read_speech, text)
+    assert (speech and speech[1]) == said
 
 
 def test_a_turn_can_forge_neither_a_speaker_nor_a_heading():
@@ -199,13 +188,7 @@ def test_a_simulator_that_fails_gives_no_score(serve, tmp_path, silent):
         return "Change: +5\nResponse: hm"
 
     user = Endpoint("m", tmp_path / "simulator.jsonl", serve(answer).url)
-    chinese = {
-        "id": "lin",
-        "player": "林。",
-        "scene": "猫跑丢了。",
-        "task": "安慰",
-        "first_talk": "窗户又没关。",
-    }
+    chinese = dict.fromkeys(PROFILE, "猫跑丢了。")
     failed, other = (sim.start(profile, sim.RLVER) for profile in (PROFILE, chinese))
     for talk in (failed, other):
         sim.add_model_turn(talk, sim.RLVER, "Oh no.", "plain")

