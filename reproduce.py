@@ -328,7 +328,10 @@ def show(name: str, blocks: dict[str, Block], args: Args) -> None:
     """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it
     needs."""
     if name not in blocks:
-        fail(f"--show {name}: no line of experiments/*.sh has this name; use one of {', '.join(blocks)}")
+        fail(
+            f"--show {name}: no line of experiments/*.sh has this name; --list prints all"
+            " (a file counts that has the line . experiments/rows.sh)"
+        )
     seed = args.seeds[0]
     variables = variables_of(args, args.results / blocks[name].folder, seed)
     print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])

@@ -140,6 +140,12 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     Returns one line that says what was chosen. Raises ValueError if no template fits.
     """
     check_think_format(think_format)
+    for tag in THINK_FORMATS[think_format].tags:
+        written = tokenizer.decode(tokenizer(tag, add_special_tokens=False)["input_ids"])
+        if tag not in written:
+            raise ValueError(
+                f"this tokenizer turns the tag {tag} into {written!r}; take another --think-format"
+            )
     name, text = choose_template(tokenizer, think_format, chat_template)
     tokenizer.chat_template = text
 

@@ -120,10 +120,10 @@ def check_weights(folder: Path, model, start) -> None:
 
 def test_a_step_of_grpo(run):
     # the loss as released: a mean over completions of the means over their tokens
-    flags = "--group-size 4 --beta 0.3 --learning-rate 1e-2 --entropy-coef 0.01 --steps 1 --loss-type grpo"
+    flags = "--group-size 4 --beta 0.3 --learning-rate 1e-3 --entropy-coef 0.01 --steps 1 --loss-type grpo"
     folder, steps = run(f"train_grpo.py {RL} {flags}")
     policy, reference = load(), load()
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
     rewards = torch.tensor([one.reward for one in steps[1]]).view(-1, 4)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
     for one, advantage in zip(steps[1], advantages.flatten(), strict=True):
