@@ -60,7 +60,8 @@ from typing import Literal
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, read_rows, write_jsonl
 from rlmt.run import check_run, parse_args, start_run
-from rlmt.sampler import Sampling, saved_sampler, text_of
+from rlmt.sampler import Sampling, text_of
+from rlmt.saved import saved_sampler
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
 from benchmarks.scoring import for_summary, index_row

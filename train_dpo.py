@@ -95,9 +95,9 @@ from rlmt.sampler import (
     Sample,
     Sampling,
     completion_metrics,
-    generate,
     read_completion,
 )
+from rlmt.saved import generate
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F

@@ -39,6 +39,7 @@ config.json, command.txt, env.txt, metrics.jsonl, completions.jsonl, dropped.jso
 checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_completions.jsonl, best_by_gold/.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from statistics import fmean
@@ -99,7 +100,6 @@ from accelerate.utils import gather_object
 
 from utils import fail
 from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
-from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
@@ -479,7 +479,6 @@ def main(args: Args) -> None:
     use_vllm = choose_rollout(args, accelerator)
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
-    check_gold(args, args.prompts_per_step * args.group_size, accelerator)
     memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     accelerator.print(check_memory(memory, args))
     start = check_run(args, "grpo", args.model, constants(globals()))
@@ -521,8 +520,11 @@ def main(args: Args) -> None:
         collapse = Collapse(run.folder, args.group_size)
         checks.append(collapse.check)
 
-    def measure(step: int) -> bool:
-        return measure_held_out(held_out, sampler, scorer, model, run.folder, step)
+    measure = None
+    if held_out:
+        from rewards.gold import measure_held_out
+
+        measure = functools.partial(measure_held_out, held_out, sampler, scorer, model, run.folder)
 
     # --- the loop
     with training(

@@ -36,6 +36,7 @@ train_grpo.py does; a checkpoint also holds critic/ and the critic's optimizer.
 Axes: P prompts; B completions, of this process or of a micro-batch; T tokens of the longest of them.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,6 @@ from transformers import AutoModelForTokenClassification
 from train_grpo import grpo_loss  # it is PPO's too: the advantages make the difference
 from utils import fail
 from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
-from rewards.gold import check_gold, measure_held_out
 from rewards.scorer import Scorer
 
 
@@ -452,7 +452,6 @@ def main(args: Args) -> None:
     critic_path = find_critic(args, tokenizer)
     has_reference = args.kl != "none"
     check(args, prompts, accelerator)
-    check_gold(args, args.prompts_per_step, accelerator)
     memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
     accelerator.print(check_memory(memory, args))
@@ -489,8 +488,11 @@ def main(args: Args) -> None:
         collapse = Collapse(run.folder, args.prompts_per_step)
         checks.append(collapse.check)
 
-    def measure(step: int) -> bool:
-        return measure_held_out(held_out, sampler, scorer, model, run.folder, step)
+    measure = None
+    if held_out:
+        from rewards.gold import measure_held_out
+
+        measure = functools.partial(measure_held_out, held_out, sampler, scorer, model, run.folder)
 
     # --- the loop
     pad_token_id = tokenizer.pad_token_id

@@ -31,7 +31,8 @@ from rlmt.endpoint import (
     try_endpoint,
 )
 from rlmt.run import Start, check_run, load_function, write_summary
-from rlmt.sampler import Sampling, ThinkingBudget, generate, text_of
+from rlmt.sampler import Sampling, ThinkingBudget, text_of
+from rlmt.saved import generate
 from rlmt.vllm import serve
 from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 

@@ -207,7 +207,7 @@ def reward_model_tokenizers(args) -> list:
 
 
 def check(args, prompts: list[dict], accelerator) -> None:
-    """Checks the rewards of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if
+    """Checks the rewards and the gold of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if
     something is wrong."""
     parts = {part.name: part for part in read_parts(args)}
     for part in parts.values():
@@ -220,6 +220,10 @@ def check(args, prompts: list[dict], accelerator) -> None:
         )
     if "prime" in parts and (getattr(args, "beta", 1.0) == 0 or getattr(args, "kl", "") == "none"):
         fail("--rewards prime compares with the reference model; use --beta above 0, or another --kl")
+    if args.gold:
+        from rewards.gold import check_gold
+
+        check_gold(args, args.prompts_per_step * getattr(args, "group_size", 1), accelerator)
     if "process" in parts:
         if not parts["process"].options["model"]:
             fail("--rewards process needs --reward-args process.model=file.py:function")
@@ -253,8 +257,6 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
 
     Call it before a model is loaded, so that a wrong key or URL costs nothing. `run`: the folder of their replies, whose cost counts in the budget.
     """
-    from rewards.gold import try_judge
-
     for part in read_parts(args):
         if "judge" in part.asks and accelerator.is_main_process:
             from rewards import judged
@@ -262,7 +264,10 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
             prompt = next(filter(part.applies, prompts))
             ask = functools.partial(call, part, group_size=1, max_tokens=args.max_completion_tokens)
             judged.try_judge(judged.judge_endpoint(args, run), ask, prompt, "--judge", args.overwrite)
-    try_judge(args, prompts[0], run)
+    if args.gold.startswith("judge:"):
+        from rewards.gold import try_judge
+
+        try_judge(args, prompts[0], run)
 
 
 # --- 3. from values to one total

@@ -12,8 +12,6 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rewards import DENSE, Part, Values, add_up, call, read_parts, set_floors, verdict
-from rewards.gold import load_gold
-from rlmt.model import set_entropy_statistics
 from rlmt.sampler import share_of
 from utils import THINK_FORMATS
 
@@ -34,7 +32,11 @@ class Scorer:
         self.needs_entropies = "self_certainty" in names or "negative_entropy" in names
         device = str(accelerator.device)
         self.reward_model = None
-        self.gold = load_gold(args, device, run)
+        self.gold = None
+        if args.gold:
+            from rewards.gold import load_gold
+
+            self.gold = load_gold(args, device, run)
         self.judge = None
         if "preference" in names:
             from rewards.preference import load_reward_model
@@ -56,6 +58,8 @@ class Scorer:
             model: the policy, whose entropies some rewards read.
         """
         if self.needs_entropies:
+            from rewards.unsupervised import set_entropy_statistics
+
             set_entropy_statistics(
                 model,
                 completions,

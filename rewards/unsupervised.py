@@ -6,8 +6,13 @@ from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
+import torch
+from accelerate import Accelerator
+from torch import nn
+
 from benchmarks.verified import normalise_math
 from rlmt.data import read_log
+from rlmt.model import inputs_of, micro_batches
 from rewards import Values, in_groups
 from rewards.verified import final_answer
 
@@ -107,3 +112,25 @@ class Collapse:
         if all(step["entropy"] <= LOWEST_ENTROPY for step in last):
             return f"collapsed: entropy of {LOWEST_ENTROPY} nats or less in {COLLAPSE_STEPS} steps"
         return ""
+
+
+# --- 3. what the rewards of confidence read
+
+
+@torch.no_grad()
+def set_entropy_statistics(
+    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
+) -> None:
+    """Stores mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
+
+    The rewards self_certainty and negative_entropy read them.
+    """
+    for members in micro_batches(completions, max_tokens, accelerator):
+        inputs = inputs_of(members, pad_token_id, accelerator)
+        _, entropies, kl_uniform = model(*inputs, extra="kl_uniform")
+        for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
+            n_tokens = len(completion.ids)
+            completion.statistics = {
+                "mean_entropy": entropy.sum().item() / n_tokens,
+                "mean_kl_uniform": kl.sum().item() / n_tokens,
+            }

@@ -752,32 +752,13 @@ def set_reference_logprobs(
 ) -> None:
     """Stores the reference's log-probabilities in a field of completions; see `compute_reference_logprobs`."""
     for members in micro_batches(completions, max_tokens, accelerator):
-        inputs = _inputs_of(members, pad_token_id, accelerator)
+        inputs = inputs_of(members, pad_token_id, accelerator)
         logprobs = compute_reference_logprobs(model, reference, inputs)
         for completion, row in zip(members, logprobs.tolist(), strict=True):
             setattr(completion, field, row[: len(completion.ids)])
 
 
-@torch.no_grad()
-def set_entropy_statistics(
-    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
-) -> None:
-    """Stores mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
-
-    The rewards self_certainty and negative_entropy read them.
-    """
-    for members in micro_batches(completions, max_tokens, accelerator):
-        inputs = _inputs_of(members, pad_token_id, accelerator)
-        _, entropies, kl_uniform = model(*inputs, extra="kl_uniform")
-        for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
-            n_tokens = len(completion.ids)
-            completion.statistics = {
-                "mean_entropy": entropy.sum().item() / n_tokens,
-                "mean_kl_uniform": kl.sum().item() / n_tokens,
-            }
-
-
-def _inputs_of(completions: list, pad_token_id: int, accelerator: Accelerator) -> tuple[torch.Tensor, ...]:
+def inputs_of(completions: list, pad_token_id: int, accelerator: Accelerator) -> tuple[torch.Tensor, ...]:
     """Returns Policy's inputs: ids, attention mask and completion mask."""
     batch = collate(completions, pad_token_id, accelerator.device)
     return batch["input_ids"], batch["attention_mask"], batch["completion_mask"]

@@ -12,7 +12,6 @@ transformers' generate. DPO rounds and evaluations call `generate`, which seeds 
 a server of vLLM samples, or transformers' generate in this process.
 """
 
-import contextlib
 import dataclasses
 import gc
 import itertools
@@ -21,20 +20,18 @@ import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
-from tqdm import tqdm
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import Sample
-from rlmt.model import Policy, deal, evaluating, is_sharded_launch, load_weights
-from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
+from rlmt.model import Policy, deal, evaluating, is_sharded_launch
+from utils import THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
 # in float32 (docs/gpu.md); other weights make tenths or more.
@@ -417,80 +414,7 @@ def policy_sampler(
     return Sampler(backend, tokenizer, sampling, args.dtype)
 
 
-# --- 3. completions of a saved model: evaluations, DPO
-
-
-@contextlib.contextmanager
-def saved_sampler(
-    model: str,
-    tokenizer: Tokenizer,
-    sampling: Sampling,
-    max_length: int,
-    log: Path,
-    rollout: str = "auto",
-    dtype: str = "auto",
-    batch_size: int = 64,
-    url: str = "",
-    key_env: tuple[str, ...] = (),
-    **gpus,
-) -> Iterator[Sampler]:
-    """Gives the sampler of a saved model: a server of vLLM, or transformers in this process; frees the model
-    at the end.
-
-    Args:
-        max_length: tokens of the longest prompt and completion together, for vLLM's KV cache.
-        log: file for what the server prints.
-        rollout: whether vLLM samples, see `wants_vllm`.
-        batch_size: completions that transformers' generate samples at once.
-        url: of a vLLM server that is there already; empty: one is started.
-        key_env: HOST=NAME words, the variable with the key for that server.
-        gpus: options of rlmt.vllm.serve, such as `memory`; unused with `url`.
-    """
-    with contextlib.ExitStack() as stack:
-        if url or wants_vllm(rollout):
-            from rlmt.vllm import Server, serve
-
-            if not url:
-                url = stack.enter_context(serve(model, log, max_length, dtype=dtype, **gpus))
-            backend = Server(model, url, key_env)
-        else:
-            weights, _ = load_weights(transformers.AutoModelForCausalLM, model, dtype=compute_dtype(dtype))
-            backend = Transformers(tokenizer, weights.to(DEVICE), batch_size)
-            del weights  # so that `close` frees them
-        sampler = Sampler(backend, tokenizer, sampling, dtype)
-        stack.callback(sampler.close)
-        yield sampler
-
-
-def generate(
-    model: str,
-    prompts: list[list[int]],
-    tokenizer: Tokenizer,
-    sampling: Sampling,
-    seed: int = 0,
-    done: Set[int] = frozenset(),
-    **options,
-) -> Iterator[tuple[int, Sample]]:
-    """Yields (place, sample) as completions of `prompts` (token ids) by a saved model end; see
-    `saved_sampler`.
-
-    Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
-    completion.
-    """
-    longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
-    # torch and vLLM take 64 bits at most; those of DPO's rounds are longer if --seed is a date, say
-    first_seed = seed % 2**32 * 1_000_003
-    seeds = [first_seed + place for place in range(len(prompts))]
-    with (
-        saved_sampler(model, tokenizer, sampling, longest, **options) as sampler,
-        tqdm(total=len(prompts) - len(done), desc="generate") as bar,
-    ):
-        for place, sample in sampler.sample(prompts, seeds, done):
-            bar.update()
-            yield place, sample
-
-
-# --- 4. the completions of a step and their metrics
+# --- 3. the completions of a step and their metrics
 
 
 def share_of(rows: list, accelerator: Accelerator) -> list:

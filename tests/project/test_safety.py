@@ -23,7 +23,8 @@ from rlmt import checkpoint
 from rlmt.chat import load_config, load_tokenizer, prepare_tokenizer
 from rlmt.endpoint import Endpoint
 from rlmt.model import start_accelerator
-from rlmt.sampler import Sampling, generate
+from rlmt.sampler import Sampling
+from rlmt.saved import generate
 import train_ppo
 import utils
 

@@ -20,6 +20,7 @@ from conftest import random_model
 
 from rlmt import chat
 from rlmt import model as policy
+from rewards import unsupervised
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
 
@@ -186,7 +187,9 @@ def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base,
 
 
 def test_statistics_of_entropy(base, completions):
-    policy.set_entropy_statistics(policy.Policy(base, 0.7), completions, 100, 0, policy.start_accelerator())
+    unsupervised.set_entropy_statistics(
+        policy.Policy(base, 0.7), completions, 100, 0, policy.start_accelerator()
+    )
     last = completions[-1]
     ids = torch.tensor([last.prompt_ids + last.ids])
     logprobs = (base(ids).logits[0, -len(last.ids) - 1 : -1] / 0.7).log_softmax(-1)

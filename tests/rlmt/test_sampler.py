@@ -260,7 +260,8 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
 RUN_THAT_IS_KILLED = """
 import sys
 from pathlib import Path
-from rlmt.sampler import Sampling, generate
+from rlmt.sampler import Sampling
+from rlmt.saved import generate
 from rlmt import chat
 
 folder, log = sys.argv[1:]
