@@ -361,7 +361,7 @@ def accumulate_policy_gradients(
         batch = collate(micro_batch, pad_token_id, accelerator.device)
         inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
         mask = batch["policy_mask"]
-        token_weights = mask / n_tokens
+        token_weights = mask / n_tokens  # as GRPO's dapo
 
         with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
             logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))

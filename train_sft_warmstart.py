@@ -210,6 +210,7 @@ def accumulate_gradients(
         sums["loss"] -= logprobs.detach().sum()
         sums["entropy"] += entropies.sum()
         sums["mean_token_accuracy"] += likeliest.sum()
+        # what the model would have written in place of the end of turn
         last_tokens = batch["completion_mask"].sum(1, keepdim=True) - 1
         sums["ends_turn"] += likeliest.gather(1, last_tokens).sum()
     metrics = sum_and_divide(sums, n_tokens, accelerator)

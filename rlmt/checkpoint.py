@@ -61,7 +61,7 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
         del config.quantization_config
     config.save_pretrained(folder)
     kind = type(inner.get_base_model() if has_adapter(inner) else inner)
-    if kind not in _read_back:
+    if kind not in _read_back:  # once: what is written later has the same names
         _read_back.add(kind)
         check_saved(folder, kind, on_cpu)
 
@@ -72,7 +72,7 @@ _read_back = set()  # classes of models that this run has saved and compared
 def check_saved(folder: Path, kind: type, weights: dict[str, torch.Tensor]) -> None:
     """Loads a model folder as transformers does; RuntimeError unless it has the names and values of `weights`."""
     model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True, **SAFE)
-    found = dict(whole_weights(model))
+    found = dict(whole_weights(model))  # by the same names
     wrong = [*info["missing_keys"], *info["unexpected_keys"], *(found.keys() ^ weights.keys())]
     for name in found.keys() & weights.keys():
         if not torch.equal(found[name], weights[name]):

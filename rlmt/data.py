@@ -364,7 +364,7 @@ def load_prompts(
         messages = without_control(tokenizer, row["messages"])
         try:
             ids = encode_prompt(tokenizer, messages)
-            for reader in readers:
+            for reader in readers:  # with some answer, as a reward model reads it
                 render(reader, [*messages, {"role": "assistant", "content": "Y"}])
         except Dropped as reason:
             dropped.append({"id": row["id"], "reason": str(reason)})

@@ -178,6 +178,7 @@ def check_context(path: str, tokenizer: Tokenizer, n_tokens: int, flags: str) ->
     if n_tokens > context:
         fail(f"{flags}: {n_tokens} tokens are more than the {context} of {path}'s context")
     turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Y"}]
+    # tokens that were added to the tokenizer alone have the highest ids
     highest = max(*render(tokenizer, turns), *tokenizer.stop_ids, tokenizer.pad_token_id)
     n_embeddings = config.get_text_config().vocab_size
     if highest >= n_embeddings:
@@ -254,6 +255,7 @@ def load_trained(
     head = None
     if has_head:
         children = dict(model.named_children())
+        # what is left has the head, and perhaps a dropout without weights
         del children[model.base_model_prefix]
         head = [name for name, module in children.items() if list(module.parameters())]
         for name in head:  # "score" or "classifier"
@@ -267,7 +269,7 @@ def load_trained(
         model = add_adapter(model, folder, args.lora_r, task_type, head, token_ids)
     if args.gradient_checkpointing:
         or_fail(model.gradient_checkpointing_enable, gradient_checkpointing_kwargs={"use_reentrant": False})
-    model.eval()
+    model.eval()  # no dropout: ratios and the KL compare forwards of the same weights
     for module in model.modules():
         # which works in training mode only, of the module that has it
         if getattr(module, "gradient_checkpointing", False):
@@ -296,7 +298,7 @@ def add_adapter(
         if token_ids and not is_sharded_launch():  # FSDP2 shards no single rows
             embeddings = [model.get_input_embeddings()]
             lm_head = model.get_output_embeddings()
-            # peft trains the rows of a tied head with those of the embeddings, and would drop a bias
+            # peft trains the rows of a tied head with those of the embeddings, and would leave out a bias
             if lm_head.weight is not embeddings[0].weight and lm_head.bias is None:
                 embeddings.append(lm_head)
             names = [name for name, module in model.named_modules() if module in embeddings]
@@ -539,9 +541,10 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
     """
     gap, allowed = _forward_gap(model, accelerator)
     if gap > allowed:
+        # of all policies, as the reference must compute as the policy does
         Policy.reads_mask = True
         gap, allowed = _forward_gap(model, accelerator)
-    if not gap <= allowed:
+    if not gap <= allowed:  # NaN too
         fail(
             f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
             f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
@@ -569,6 +572,7 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
         with evaluating(policy), accelerator.autocast():
             expected = policy.plain_logprobs(ids)[0, n_prompt - 1 :]
             rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
+        # a mean, as the largest difference of a token in bfloat16 says little
         gaps.append((found[:n_completion] - expected).abs().mean().item())
         noise.append((rounded - expected).abs().mean().item())
     rounding = 0.05 if accelerator.mixed_precision == "bf16" else 1e-4
@@ -577,7 +581,7 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
 
 def completion_columns(attention_mask: torch.Tensor, completion_mask: torch.Tensor) -> torch.Tensor:
     """Returns where a completion's tokens are in `input_ids` (B, prompt + T); `completion_mask` is (B, T)."""
-    ends = attention_mask.sum(1, keepdim=True)
+    ends = attention_mask.sum(1, keepdim=True)  # padding is on the right
     starts = ends - completion_mask.sum(1, keepdim=True)
     columns = torch.arange(attention_mask.size(1), device=attention_mask.device)
     return (columns >= starts) & (columns < ends)
@@ -860,6 +864,7 @@ def whole_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     if hasattr(original.config, "quantization_config"):  # what has unpacked the weights cannot be reverted
         yield from _merged_weights(inner)
         return
+    # a layer at a time, so that no more than one is there whole
     for _, layer in itertools.groupby(_merged_weights(inner), key=_layer_of):
         # transformers fuses the experts of a layer, among others, when it loads them; no other program does
         yield from revert_weight_conversion(original, dict(layer)).items()
@@ -886,6 +891,7 @@ def _merged_weights(inner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
                 adapters[id(weight)] = layer
 
+    # tied weights have several names there, and 4-bit ones further parts: the loop goes through the others
     saved = inner.state_dict(keep_vars=True)
     for name, weight in itertools.chain(inner.named_parameters(), inner.named_buffers()):
         if name not in saved or OF_PEFT.search(name):  # a buffer that is computed anew
@@ -897,7 +903,7 @@ def _merged_weights(inner: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             tensor = dequantize_4bit(weight.data, weight.quant_state)
         tensor = full_tensor(tensor)
         layer = adapters.get(id(weight))
-        if hasattr(layer, "trainable_tokens_delta"):
+        if hasattr(layer, "trainable_tokens_delta"):  # some rows of embeddings or head
             tensor = layer.get_merged_weights(layer.active_adapters).detach()
         elif layer is not None:
             delta = full_tensor(layer.get_delta_weight("default"))

@@ -441,6 +441,7 @@ def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> t
 
 def deal_completions(completions: list[Completion], accelerator: Accelerator) -> list[Completion]:
     """Returns this process's share of all processes' completions; the shares have about equally many tokens."""
+    # lists of ids and numbers, far smaller than what an update computes
     everyone = gather_object(completions)
     for place, completion in enumerate(everyone):
         completion.place = place
