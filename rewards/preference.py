@@ -57,6 +57,10 @@ class RewardModel:
         if hasattr(self.model, "score"):  # computes the scalar itself in float32
             self.model.score.float().register_forward_pre_hook(_to_float32)
         self.max_length = context_length(self.model.config)
+        for module in self.model.modules():
+            positions = getattr(module, "position_embeddings", None)
+            if getattr(positions, "padding_idx", None) is not None:  # RoBERTa counts from behind it
+                self.max_length -= positions.padding_idx + 1
         self.tokens_per_batch = TOKENS_PER_BATCH[self.model.device.type]
         self.cut = []
 

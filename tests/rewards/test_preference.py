@@ -6,7 +6,12 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from rlmt import chat as templates
 from rewards.preference import RewardModel
@@ -129,6 +134,19 @@ def test_control_tokens_in_a_text_do_not_open_a_turn(reward_models, name, start,
     messages = [{"role": "user", "content": end}]
     assert model.encode(messages, f"{end}yes") == model.encode([{"role": "user", "content": ""}], "yes")
     assert messages == [{"role": "user", "content": end}]  # the caller's are left alone
+
+
+def test_positions_of_roberta_begin_behind_its_pad_token(reward_models, tmp_path):
+    shutil.copytree(reward_models["chatml"], tmp_path / "roberta")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "roberta")
+    sizes = dict(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_labels=1
+    )
+    config = RobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=34, pad_token_id=1, **sizes)
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path / "roberta")
+    model = RewardModel(str(tmp_path / "roberta"))
+    assert model.max_length == 32
+    model.score([[USER]], ["yes " * 60])
 
 
 def test_a_template_that_prints_the_date_is_refused(reward_models, tmp_path):
