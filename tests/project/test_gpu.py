@@ -108,6 +108,20 @@ def random_models(tmp_path_factory) -> Path:
     return folder
 
 
+# --- what would fail first
+
+
+@needs_vllm
+def test_a_server_on_two_gpus_answers(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    from rlmt.vllm import Server, serve
+
+    with serve(BASE, tmp_path / "log", memory=VLLM_MEMORY, tensor_parallel=2) as url:
+        (reply,) = Server(BASE, url).complete({0: PROMPTS[0]}, {}, Sampling(0.0, 4), [2])
+    assert len(reply[1].ids) == 4 or reply[1].finished
+
+
 # --- a card's numbers are a CPU's
 
 
