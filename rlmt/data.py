@@ -76,7 +76,11 @@ def read_source(
 
     try:
         for number, row in rows:
+            if not isinstance(row, dict):
+                raise BadInput("a row must be an object with fields")
             yield number, _in_messages(row)
+    except BadInput as error:
+        fail(f"{name}:{number}: {error}; data/README.md has the forms")
     except Exception as error:  # damaged tables, the hub and the network have many kinds
         fail(
             f"{flag} {name}: cannot be read, here or from the hub ({in_one_line(error.__cause__ or error)}); see data/README.md"
@@ -131,6 +135,8 @@ def _in_messages(row: dict) -> dict:
     if row.get("conversations"):
         row["messages"] = []
         for turn in row.pop("conversations"):
+            if not {"from", "value"} <= set(turn):
+                raise BadInput(f"turns of 'conversations' have 'from' and 'value', not {reprlib.repr(turn)}")
             role = SHAREGPT_ROLES.get(turn["from"], turn["from"])
             row["messages"].append({"role": role, "content": turn["value"]})
     return row

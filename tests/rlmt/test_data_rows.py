@@ -53,6 +53,8 @@ BAD_LINES = [  # (line, what the error must name)
     ],
     ('{"id": "x", "messages": [', "not JSON"),
     (b'{"id": "\xff"}', "not JSON"),
+    ('["a", "b"]', "a row must be an object"),
+    ({"id": "x", "conversations": [{"role": "human", "value": "q"}]}, "have 'from' and 'value'"),
 ]
 
 
