@@ -502,6 +502,7 @@ def deal_all(pairs: list[Pair], accelerator) -> list[Pair]:
     Copies of weight 0 fill up the last shares, because every process must make equally many forwards.
     """
     filled = sorted(pairs, key=length_of, reverse=True)
+    # the shortest, as it costs the least
     while len(filled) % accelerator.num_processes:
         filled.append(dataclasses.replace(filled[-1], weight=0.0))
     return deal(filled, accelerator, length_of)

@@ -646,6 +646,7 @@ def n_tokens_of(completion) -> int:
 def deal(rows: list, accelerator: Accelerator, length: Length = n_tokens_of) -> list:
     """Returns this process's share of a step's rows; the shares have about equally many tokens."""
     rows = sorted(rows, key=length, reverse=True)
+    # the next longest goes to the next process
     return rows[accelerator.process_index :: accelerator.num_processes]
 
 
