@@ -546,9 +546,8 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
         gap, allowed = _forward_gap(model, accelerator)
     if not gap <= allowed:  # NaN too
         fail(
-            f"{path}: training computes log-probabilities that are {gap:.2g} nats per token from transformers' own "
-            f"(rounding explains {allowed:.2g}): its dropout, padding or the scale of its logits is one that "
-            "Policy in rlmt/model.py does not know; try --no-gradient-checkpointing, or take another model"
+            f"{path}: log-probabilities of training are {gap:.2g} nats per token from transformers' own (rounding: "
+            f"{allowed:.2g}); try --no-gradient-checkpointing, or a model without dropout or scaled logits"
         )
 
 
@@ -558,22 +557,22 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     Two rows go through Policy as a micro-batch of training, and through transformers one by one.
     """
     policy = getattr(model, "module", model)  # DDP has it there
-    lengths = [(5, 12), (9, 7)]  # of prompt and completion
-    rows = [torch.arange(11, 11 + 7 * sum(pair), 7).tolist() for pair in lengths]  # any ids will do
-    prompts = [row[:n_prompt] for row, (n_prompt, _) in zip(rows, lengths)]
-    completions = [row[n_prompt:] for row, (n_prompt, _) in zip(rows, lengths)]
+    rows = [[*range(11, 130, 7)], [*range(11, 123, 7)]]  # any ids will do
+    prompts = [rows[0][:5], rows[1][:9]]
+    completions = [rows[0][5:], rows[1][9:]]
     logprobs, _ = model(**collate_ids(prompts, completions, 0, accelerator.device))
 
     gaps = []
     noise = []
-    for row, (n_prompt, n_completion), found in zip(rows, lengths, logprobs):
+    for row, completion, found in zip(rows, completions, logprobs):
+        n = len(completion)
         ids = torch.tensor([row], device=accelerator.device)
         longer = torch.cat([ids, ids], dim=1)  # what comes after changes nothing but the rounding
         with evaluating(policy), accelerator.autocast():
-            expected = policy.plain_logprobs(ids)[0, n_prompt - 1 :]
-            rounded = policy.plain_logprobs(longer)[0, n_prompt - 1 : len(row) - 1]
+            expected = policy.plain_logprobs(ids)[0, -n:]
+            rounded = policy.plain_logprobs(longer)[0, : len(row) - 1][-n:]
         # a mean, as the largest difference of a token in bfloat16 says little
-        gaps.append((found[:n_completion] - expected).abs().mean().item())
+        gaps.append((found[:n] - expected).abs().mean().item())
         noise.append((rounded - expected).abs().mean().item())
     rounding = 0.05 if accelerator.mixed_precision == "bf16" else 1e-4
     return max(gaps), max(rounding, 3 * max(noise))

@@ -406,8 +406,8 @@ def policy_sampler(
     if use_vllm:
         from rlmt.vllm import Engine
 
-        n_completions = args.prompts_per_step * getattr(args, "group_size", 1)  # PPO has one per prompt
-        n_sequences = n_completions // PartialState().num_processes
+        # PPO has one completion per prompt
+        n_sequences = args.prompts_per_step * getattr(args, "group_size", 1) // PartialState().num_processes
         backend = Engine(args.model, max_length, args.vllm_memory, n_sequences, args.dtype)
     else:
         backend = Transformers(tokenizer)
