@@ -55,6 +55,7 @@ from rlmt.model import (
     collate,
     compute_reference_logprobs,
     count_tokens,
+    deal,
     gradient_exchange,
     load_learner,
     load_policy_tokenizer,
@@ -83,8 +84,6 @@ from rlmt.sampler import (
     check_split,
     choose_rollout,
     completion_metrics,
-    deal_completions,
-    gather_in_order,
     gather_rewards,
     mini_batches,
     policy_sampler,
@@ -571,7 +570,9 @@ def main(args: Args) -> None:
             train.timer.end("advantage")
 
             # 4. update, in which all processes have completions of about equal lengths
-            completions = deal_completions(completions, accelerator)
+            # also what is logged: an update changes nothing of it
+            everyone = gather_object(completions)
+            completions = deal(everyone, accelerator)
             if args.updates_per_rollout > 1:
                 # later updates compare the policy with what it was before the first
                 set_old_logprobs(
@@ -593,7 +594,6 @@ def main(args: Args) -> None:
             train.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
-            everyone = gather_in_order(completions)
             metrics |= completion_metrics(everyone)
             if collapse:
                 metrics |= collapse.indicators(everyone)
