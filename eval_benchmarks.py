@@ -12,10 +12,10 @@ them.
 they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
 
 A completion that does not have its think format (its thinking is not closed, say) is scored as an empty
-answer, and counted under its status. One that the token limit cut off is scored as far as it goes. An unreadable judge reply makes the
-row invalid. Invalid rows are counted and listed; they get no score, except in `_paper` metrics. Above 1 % of
-them (--max-invalid) a run has no metrics. If an endpoint gave no reply to more requests than that, the run
-ends without a score, and --resume asks these again.
+answer, and counted under its status. One that the token limit cut off is scored as far as it goes. An
+unreadable judge reply makes the row invalid. Invalid rows are counted and listed; they get no score, except in
+`_paper` metrics. Above 1 % of them (--max-invalid) a run has no metrics. If an endpoint gave no reply to more
+requests than that, the run ends without a score, and --resume asks these again.
 
 `--protocol` decides what a judge is asked:
 
@@ -67,7 +67,6 @@ from benchmarks.scoring import for_summary, index_row, row_key, withhold
 from benchmarks.table import BENCHMARKS
 from rewards import sandbox
 from utils import fail, or_fail
-
 
 # of the judge about an answer that is missing
 NOT_ASKED = Reply(None, "", "the model gave no answer", (0, 0), {})

@@ -500,7 +500,7 @@ def main(args: Args) -> None:
             metrics |= means
             train.timer.end("update")
 
-            # 5. log, checks that end a run which can teach nothing, checkpoint
+            # 5. log, checks, checkpoint
             everyone = gather_in_order(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)

@@ -19,8 +19,8 @@ paper and the official tool. Scored rows, stored or generated, have these fields
 From popqa on a task may have several rows, and a row a `reward`, by which best@k chooses.
 
 Scores of benchmarks with a judge are in percent, the others are fractions. An answer without a readable
-result is wrong and counted (`n_unparsed`). What cannot be scored at all (its response is null, or there is no verdict) is
-`invalid`: counted, listed under `rows`, and in no score.
+result is wrong and counted (`n_unparsed`). What cannot be scored at all (its response is null, or there is no
+verdict) is `invalid`: counted, listed under `rows`, and in no score.
 """
 
 from collections.abc import Callable

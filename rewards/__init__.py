@@ -207,8 +207,10 @@ def reward_model_tokenizers(args) -> list:
 
 
 def check(args, prompts: list[dict], accelerator) -> None:
-    """Checks the rewards and the gold of GRPO or PPO, and prints to how many prompts each applies; exits with 2 if
-    something is wrong."""
+    """Checks the rewards and the gold of GRPO or PPO, and prints to how many prompts each reward applies.
+
+    Exits with 2 if something is wrong.
+    """
     parts = {part.name: part for part in read_parts(args)}
     for part in parts.values():
         _check_part(part, args, prompts, accelerator)
@@ -255,7 +257,8 @@ def _check_part(part: Part, args, prompts: list[dict], accelerator) -> None:
 def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
     """Sends the judges of --rewards and --gold their first request; exits with 2 if no reply comes.
 
-    Call it before a model is loaded, so that a wrong key or URL costs nothing. `run`: the folder of their replies, whose cost counts in the budget.
+    Call it before a model is loaded, so that a wrong key or URL costs nothing. `run`: the folder of their
+    replies, whose cost counts in the budget.
     """
     for part in read_parts(args):
         if "judge" in part.asks and accelerator.is_main_process:

@@ -78,9 +78,8 @@ def read_source(
     try:
         for number, row in rows:
             yield number, _in_messages(row)
-    except (
-        Exception
-    ) as error:  # damaged tables, turns of another form, the hub and the network have many kinds
+    except Exception as error:
+        # damaged tables, turns of another form, the hub and the network have many kinds
         reason = in_one_line(error.__cause__ or error)
         fail(f"{flag} {name}: row {number} or the next cannot be read ({reason}); see data/README.md")
 
@@ -367,7 +366,7 @@ def load_prompts(
         try:
             ids = encode_prompt(tokenizer, messages)
             for reader in readers:  # with some answer, as a reward model reads it
-                render(reader, [*messages, {"role": "assistant", "content": "Y"}])
+                render(reader, [*messages, {"role": "assistant", "content": "Y"}], tokenize=False)
         except Dropped as reason:
             dropped.append({"id": row["id"], "reason": str(reason)})
             continue
