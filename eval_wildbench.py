@@ -62,7 +62,7 @@ from typing import Literal
 from rlmt.data import append_jsonl, check_ids, read_rows
 from rlmt.run import load_function, parse_args, start_run
 from utils import fail, or_fail
-from benchmarks import reward_model, shared, wildbench
+from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import CUT_MARK, for_summary, index_row, withhold
@@ -74,6 +74,10 @@ class Args(JudgeFlags, AnswerFlags):
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     temperatures: tuple[float, ...] = (0.7,)
     """One evaluation each; 0 is greedy. The paper's evaluation uses 0.7."""
+    samples: int = 1
+    """Answers per task (--mode program), each judged; greedy decoding gives one."""
+    thinking_use: bool = False
+    """Also measure how many nats per token the response loses when its thinking is swapped for another."""
     mode: Literal["reward", "score", "program"] = "program"
     """What the judge does; see the top of this script."""
     protocol: Literal["official", "paper"] = "official"
@@ -157,15 +161,33 @@ def judge_by_model(args: Args, verdicts: list[dict], run: Path) -> None:
         verdict |= {wildbench.VERDICT_KEYS[args.mode]: reply.value, "invalid": reply.error}
 
 
+def with_samples(args: Args, tasks: list[dict], temperature: float) -> list[dict]:
+    """Returns each task as often as it is answered, its id as `task_id`; of several answers each has its own
+    id."""
+    if args.samples == 1 or temperature == 0:
+        return [task | {"task_id": task["id"]} for task in tasks]
+    questions = []
+    for task in tasks:
+        for sample in range(args.samples):
+            questions.append(task | {"id": f"{task['id']}-{sample}", "task_id": task["id"]})
+    return questions
+
+
 def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> dict:
     """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
+    tasks = with_samples(args, tasks, temperature)
+    task_ids = [task["task_id"] for task in tasks]
     generations = shared.generate_answers(args, tasks, temperature, run)
     if args.reward_model:
         reward_model.add_rewards(args, generations)
 
     if args.mode == "program":
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
-        numbers = or_fail(wildbench.score_program, verdicts, args.seed)
+        numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
+        if args.thinking_use:
+            used = thinking_use.measure(args, generations, task_ids)
+            used["task_means"] |= numbers["task_means"]
+            numbers |= used
     else:
         verdicts = wildbench.list_verdicts(args, tasks, list(map(shared.answer, generations)))
         judge_by_model(args, verdicts, run)
@@ -209,7 +231,9 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
     if args.reward_model:
         metrics.append("proxy_reward")
-    n_completions = sum(numbers["status"].values())  # one a task, which may get several verdicts
+    if args.thinking_use:
+        metrics += ["thinking_use", "thinking_use_same_task"]
+    n_completions = sum(numbers["status"].values())  # each may get several verdicts
     described = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:
         lines.append(index_row(args, benchmark, numbers, metric, "") | described)
@@ -257,6 +281,10 @@ def main(args: Args) -> None:
     shared.check_prompts(args, [task["messages"] for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
+    if args.mode != "program" and (args.samples > 1 or args.thinking_use):
+        fail(f"--mode {args.mode}: --samples and --thinking-use are for --mode program")
+    if args.thinking_use:
+        thinking_use.check(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     start = shared.check_start(args, "eval", tasks, requests_if_all_answer)
@@ -267,7 +295,7 @@ def main(args: Args) -> None:
     # --- generate, judge, score
     if args.generate_only:
         for temperature in args.temperatures:
-            shared.generate_answers(args, tasks, temperature, run)
+            shared.generate_answers(args, with_samples(args, tasks, temperature), temperature, run)
         return
     # a resumed run judges every answer again, from stored replies where there are some
     (run / "verdicts.jsonl").unlink(missing_ok=True)

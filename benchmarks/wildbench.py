@@ -338,32 +338,35 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
     return verdicts
 
 
-def score_program(rows: list[dict], seed: int = 0) -> dict:
-    """Returns the mean score (0 to 1) of rows that a program judged, one a task, and each check's mean.
+def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
+    """Returns the mean score (0 to 1) of rows that a program judged, and each check's mean.
 
     `interval` (95 %) and `standard_error` are over tasks; they do not cover another training run.
 
     Args:
         rows: {score, checks: {name: bool}, invalid}; a row whose score is None is counted, and in no mean.
+        task_ids: the task of each row; all have as many rows.
 
     Raises ValueError if every row is invalid.
     """
     judged = [row for row in rows if row["score"] is not None]
+    judged_ids = [task_id for task_id, row in zip(task_ids, rows) if row["score"] is not None]
     if not judged:
         raise ValueError(f"none of {len(rows)} verdicts is valid; the first: {rows[0]['invalid']}")
-    scores = pd.Series([row["score"] for row in judged])
+    of_task = task_means([row["score"] for row in judged], judged_ids)
+    scores = pd.Series(list(of_task.values()))
     checks = pd.DataFrame([row["checks"] for row in judged])
     standard_error = None
-    if len(judged) > 1:
+    if len(scores) > 1:
         standard_error = float(scores.sem())
     return {
         "score": float(scores.mean()),
         "interval": bootstrap(scores, seed),
-        "task_means": {"score": {row["id"]: row["score"] for row in judged}},
+        "task_means": {"score": of_task},
         "standard_error": standard_error,
         "all_checks": float(checks.all(axis=1).mean()),
         "n": len(rows),
-        "n_tasks": len(judged),
+        "n_tasks": len(scores),
         "n_invalid": len(rows) - len(judged),
         "checks": checks.mean().to_dict(),
     }

@@ -14,7 +14,7 @@ preferences and the gold checklist are plain functions of a seed.
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
@@ -71,11 +71,12 @@ REMINDERS = [
     "Please mention the {}.",
     "I must not forget the {}.",
 ]
+BILL_FIRST = "The bill first, please."
 FLATTERY = ["What a lovely idea!", "You have great taste!", "Your guests are so lucky!"]
 
 # The gold checklist: the weight of each check in the score, and its question for people and judges.
 CHECKS = {
-    "form": (0.5, "It gives a bottom line, then a bill, in full sentences that can be read."),
+    "form": (0.5, "It gives {parts}, in full sentences that can be read."),
     "listed": (0.5, "Every dish on the bill is on the wish list, once, in the order of the list."),
     "safe": (1.5, "No dish contains {avoid}."),
     "afford": (1.0, "At their real prices the dishes cost at most {budget} dollars together."),
@@ -94,10 +95,11 @@ ASPECTS = [name for name in CHECKS if name != "brief"]  # what annotators look a
 class Order:
     """What a user asks for."""
 
-    wishes: tuple[str, ...]  # five dishes, best first
+    wishes: tuple[str, ...]  # dishes, best first
     avoid: str  # the kind of food to leave out
     budget: int  # dollars
     word: str  # what to be reminded of
+    bill_first: bool = field(default=False, repr=False)  # whether the bill comes before the bottom line
 
 
 # Rates of a writer's slips, as shares of the drafts. A slip shows in the thinking and in the response alike.
@@ -118,14 +120,14 @@ NO_SLIPS = dict.fromkeys(TEACHER, 0.0)
 # Here and below, the order of the draws from `rng` must stay: with another one, a seed gives other data.
 
 
-def sample_order(rng: random.Random) -> Order:
-    """Draws an order in which at least one dish can be served and at least one decision is not trivial."""
+def sample_order(rng: random.Random, n_wishes: int = 5, bill_first: bool = False) -> Order:
+    """Draws an order in which at least two dishes are allowed and at least one is not."""
     while True:
-        wishes = tuple(rng.sample(list(DISHES), 5))
+        wishes = tuple(rng.sample(list(DISHES), n_wishes))
         avoid = rng.choice(KINDS)
         kinds = [DISHES[dish][1] for dish in wishes]
-        if avoid in kinds and kinds.count(avoid) <= 3:
-            return Order(wishes, avoid, rng.choice(BUDGETS), rng.choice(WORDS))
+        if avoid in kinds and kinds.count(avoid) <= n_wishes - 2:
+            return Order(wishes, avoid, rng.choice(BUDGETS), rng.choice(WORDS), bill_first)
 
 
 def write_prompt(order: Order, rng: random.Random) -> str:
@@ -138,6 +140,8 @@ def write_prompt(order: Order, rng: random.Random) -> str:
     ]
     rng.shuffle(clauses)
     sentences = [rng.choice(GREETINGS), rng.choice(OPENINGS), *clauses]
+    if order.bill_first:
+        sentences.append(BILL_FIRST)
     return " ".join(filter(None, sentences))
 
 
@@ -148,9 +152,9 @@ def read_prompt(text: str) -> Order:
     kinds = [word for word in words if word in KINDS]
     things = [word for word in words if word in WORDS]
     budgets = re.findall(r"\d+", text)
-    if (len(wishes), len(kinds), len(things), len(budgets)) != (5, 1, 1, 1):
+    if (len(kinds), len(things), len(budgets)) != (1, 1, 1) or len(wishes) < 3:
         raise ValueError(f"not a toy-world order: {text[:120]!r}")
-    return Order(wishes, kinds[0], int(budgets[0]), things[0])
+    return Order(wishes, kinds[0], int(budgets[0]), things[0], BILL_FIRST in text)
 
 
 # --- 2. answers
@@ -179,6 +183,8 @@ def write_answer(order: Order, slips: dict[str, float], rng: random.Random) -> t
 
     notes.append(f"So {dishes}, {spare} left, {last} last.")
     reply = [f"You get {dishes}, {spare} {dollars_are} left, and {last} comes last.", f"The bill: {items}."]
+    if order.bill_first:
+        reply.reverse()
     if slip["flatter"]:
         reply.insert(0, rng.choice(FLATTERY))
     if not slip["word"]:
@@ -249,7 +255,7 @@ def check(order: Order, response: str) -> dict[str, bool]:
     passed["word"] = order.word in re.findall(r"[a-z]+", response)
     if headline and bill:
         beside_the_plan = HEADLINE.sub("", BILL.sub("", response)).strip()
-        passed["form"] = headline.start() < bill.start()
+        passed["form"] = (bill.start() < headline.start()) == order.bill_first
         passed["brief"] = len(response.split()) <= 45 and bool(REMINDER.fullmatch(beside_the_plan))
         passed["count"] = int(headline[1]) == len(lines)
         passed["last"] = headline[3] == lines[-1][0]
@@ -285,7 +291,8 @@ def passes_over_a_dish(order: Order, dishes: list[str]) -> bool:
 
 def criteria(order: Order) -> dict[str, str]:
     """Returns what each check asks about this order, in words."""
-    fields = {"avoid": order.avoid, "budget": order.budget, "word": order.word}
+    parts = "a bill, then a bottom line" if order.bill_first else "a bottom line, then a bill"
+    fields = {"parts": parts, "avoid": order.avoid, "budget": order.budget, "word": order.word}
     return {name: text.format(**fields) for name, (_, text) in CHECKS.items()}
 
 
@@ -309,8 +316,13 @@ def gold(messages: list[dict], response: str) -> float:
 
 
 def utility(order: Order, response: str) -> float:
-    """Returns what the annotator feels, and nobody else sees."""
+    """Returns what the annotator feels."""
     return liking(check(order, response), response)
+
+
+def annotator(rows: list[dict]) -> list[float]:
+    """Returns what the annotator feels, for `--rewards data/toy/world.py:annotator`."""
+    return [utility(read_prompt(row["messages"][-1]["content"]), row["response"]) for row in rows]
 
 
 def liking(passed: dict[str, bool], response: str) -> float:
@@ -348,12 +360,15 @@ SPLITS = {
 }
 
 
-def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS):
-    """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from rng."""
+def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS, **kind):
+    """Yields n different prompts of a split as (id, order, text, rng); the caller may draw from rng.
+
+    `kind`: n_wishes and bill_first, see `sample_order`.
+    """
     rng = random.Random(f"{split}-{seed}")
     seen = set()
     while len(seen) < n:
-        order = sample_order(rng)
+        order = sample_order(rng, **kind)
         text = write_prompt(order, rng)
         if hash_below(100, repr(order)) in SPLITS[split] and text not in seen and order.budget in budgets:
             seen.add(text)
@@ -380,38 +395,43 @@ class Args:
     """Factor on the rates of the teacher's slips."""
     budgets: tuple[int, int] = (11, 20)
     """Lowest and highest budget in the RL prompts, dollars."""
+    n_wishes: int = 5
+    """Dishes on a wish list, at least 3."""
+    bill_first: bool = False
+    """Whether the user wants the bill before the bottom line, which then needs no thinking ahead."""
 
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Returns the rows of every file by its name without `.jsonl`."""
     lowest, highest = args.budgets
-    tasks = task_rows(args.n_tasks + args.n_held_out, args.seed)
+    kind = {"n_wishes": args.n_wishes, "bill_first": args.bill_first}
+    tasks = task_rows(args.n_tasks + args.n_held_out, args.seed, **kind)
     held_out = []
     for task in tasks[args.n_tasks :]:
         held_out.append({"id": task["id"], "messages": task["messages"], "source": "toy"})
     return {
-        "sft_traces": trace_rows(args.n_traces, args.seed, args.slips),
-        "rl_prompts": prompt_rows(args.n_prompts, args.seed, range(lowest, highest + 1)),
-        "preference_pairs": pair_rows(args.n_pairs, args.seed),
+        "sft_traces": trace_rows(args.n_traces, args.seed, args.slips, **kind),
+        "rl_prompts": prompt_rows(args.n_prompts, args.seed, range(lowest, highest + 1), **kind),
+        "preference_pairs": pair_rows(args.n_pairs, args.seed, **kind),
         "benchmark_tasks": tasks[: args.n_tasks],
         "held_out_prompts": held_out,
     }
 
 
-def prompt_rows(n: int, seed: int, budgets: range = BUDGETS) -> list[dict]:
+def prompt_rows(n: int, seed: int, budgets: range = BUDGETS, **kind) -> list[dict]:
     """Returns n RL prompts."""
     rows = []
-    for row_id, _, text, _ in orders_of("rl", n, seed, budgets):
+    for row_id, _, text, _ in orders_of("rl", n, seed, budgets, **kind):
         rows.append({"id": row_id, "messages": user_turn(text), "source": "toy"})
     return rows
 
 
-def trace_rows(n: int, seed: int, slip_factor: float) -> list[dict]:
+def trace_rows(n: int, seed: int, slip_factor: float, **kind) -> list[dict]:
     """Returns n warm-start traces by a teacher whose slip rates are multiplied by `slip_factor`."""
     slips = {name: rate * slip_factor for name, rate in TEACHER.items()}
     teacher = "toy" if slip_factor == 1 else f"toy, slips x {slip_factor:g}"
     rows = []
-    for row_id, order, text, rng in orders_of("sft", n, seed):
+    for row_id, order, text, rng in orders_of("sft", n, seed, **kind):
         thinking, response = write_answer(order, slips, rng)
         row = {"id": row_id, "messages": user_turn(text), "thinking": thinking, "response": response}
         row["teacher"] = teacher
@@ -419,10 +439,10 @@ def trace_rows(n: int, seed: int, slip_factor: float) -> list[dict]:
     return rows
 
 
-def pair_rows(n: int, seed: int) -> list[dict]:
+def pair_rows(n: int, seed: int, **kind) -> list[dict]:
     """Returns n preference pairs: two drafts by different writers, ordered by the annotator."""
     rows = []
-    for row_id, order, text, rng in orders_of("reward", n, seed):
+    for row_id, order, text, rng in orders_of("reward", n, seed, **kind):
         chosen = write_answer(order, random_slips(rng), rng)
         rejected = write_answer(order, random_slips(rng), rng)
         if not prefers_first(utility(order, chosen[1]), utility(order, rejected[1]), rng):
@@ -439,10 +459,10 @@ def pair_rows(n: int, seed: int) -> list[dict]:
     return rows
 
 
-def task_rows(n: int, seed: int) -> list[dict]:
+def task_rows(n: int, seed: int, **kind) -> list[dict]:
     """Returns n benchmark tasks with the checklist in words and a flawless answer as reference."""
     rows = []
-    for row_id, order, text, rng in orders_of("test", n, seed):
+    for row_id, order, text, rng in orders_of("test", n, seed, **kind):
         _, careful_response = write_answer(order, NO_SLIPS, rng)
         row = {
             "id": row_id,

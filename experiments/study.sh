@@ -1,0 +1,56 @@
+# When does thinking pay? docs/study.md has the question, the prediction and what came out.
+#
+#   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
+#   python reproduce.py --tables                                # results/tables/order.md and its differences
+#
+# Parts are independent of each other, and each uses one core: start two of them, or two ranges of seeds, side by side.
+set -euo pipefail
+: "${RESULTS:=results/study}" "${LAUNCH:=python}"
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
+GOLD_FLAGS= # every run here has a gold of its own
+JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 256 --temperatures 1.0 0.0 --samples 4 --thinking-use"
+. experiments/rows.sh
+MAX_TOKENS=160
+
+# --- 1. What must be known before the answer begins: the sums of 3, 5 or 7 wishes (headline first), or the first dish (bill first)
+GRPO="--preset toy --steps 14 --save-steps 14 --rewards data/toy/world.py:annotator:1 --max-completion-tokens $MAX_TOKENS"
+for wishes in 3 5 7; do
+  for first in headline bill; do
+    task=$first-$wishes data=$RESULTS/data-$first-$wishes
+    EVALUATE="$JUDGED --tasks $data/benchmark_tasks.jsonl"
+    order="--n-wishes $wishes"
+    if [ $first = bill ]; then
+      order="$order --bill-first"
+    fi
+    prepare "study-data-$task" makes "$data/sft_traces.jsonl" python -m data.toy.world --out "$data" $order
+    for way in think plain; do
+      row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --traces "$data/sft_traces.jsonl" --think-format $way
+      row "order/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way
+    done
+  done
+done
+
+# --- 2. Where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
+HELD_OUT="--steps 100 --save-steps 10 --gold-prompts data/toy/held_out_prompts.jsonl"
+EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl"
+prepare study-medium-rm makes "$RESULTS/reward-medium/model.safetensors" python -m data.toy.models reward --base data/toy/base \
+  --batch 12 --steps 150 --out "$RESULTS/reward-medium"
+for beta in 0 0.04; do
+  for reads in response think+response; do
+    HACK="--preset toy $HELD_OUT --reward-on $reads --beta $beta"
+    row "hack/shipped-$reads-beta$beta" from headline-5-sft-think grpo $HACK
+    row "hack/medium-$reads-beta$beta" from headline-5-sft-think needs study-medium-rm grpo $HACK --reward-model "$RESULTS/reward-medium"
+  done
+done
+
+# --- 3. The party menu in the hands of a real language model: SmolLM2-135M, two threads
+SMALL="--preset small --dtype bfloat16"
+EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
+prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
+prepare study-data python -m data.toy.world
+for way in think plain; do
+  row "bridge/menu-sft-$way" needs study-smollm2 needs study-data sft $SMALL --learning-rate 1e-3 --traces data/toy/sft_traces.jsonl --think-format $way
+  MENU="$SMALL --learning-rate 1e-3 --beta 0.01 --prompts data/toy/rl_prompts.jsonl --think-format $way"
+  row "bridge/menu-grpo-utility-$way" from "menu-sft-$way" grpo $MENU --rewards data/toy/world.py:annotator:1
+  row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --reward-model data/toy/reward_model --reward-on response
+done
