@@ -359,7 +359,7 @@ def main(args: Args) -> None:
         "top_p": args.top_p,
         "fingerprint": fingerprint,
         **for_summary(numbers),
-        **shared.describe(answers),
+        **for_summary(shared.describe(answers, [row["task"]["position"] for row in answers])),
         "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }
     if has_words(args.name):

@@ -201,7 +201,9 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
             verdict.pop(long_field, None)
     append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
     withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
-    return numbers | shared.describe(generations)
+    described = shared.describe(generations, task_ids)
+    described["task_means"] |= numbers["task_means"]
+    return numbers | described
 
 
 def score(args: Args, verdicts: list[dict]) -> dict:
@@ -234,9 +236,9 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     if args.thinking_use:
         metrics += ["thinking_use", "thinking_use_same_task"]
     n_completions = sum(numbers["status"].values())  # each may get several verdicts
-    described = {"n": n_completions, "n_invalid": None, "judge": None}
+    about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:
-        lines.append(index_row(args, benchmark, numbers, metric, "") | described)
+        lines.append(index_row(args, benchmark, numbers, metric, "") | about_answers)
     return [line | {"temperature": temperature} for line in lines]
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.foreign import FOREIGN_STYLES, split_foreign, style_of, verdict_of
-from benchmarks.scoring import add_to_index, mean
+from benchmarks.scoring import add_to_index, mean, task_means
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log
@@ -377,24 +377,35 @@ def answer(row: dict) -> str | None:
     return ""
 
 
-def describe(rows: list[dict]) -> dict:
-    """Returns status counts and means of generation rows; a mean is None if no row has the value."""
-    response_tokens = []
-    for row in rows:
-        if row["n_thinking_tokens"] is not None:  # behind an endpoint `n_tokens` has the thinking too
-            response_tokens.append(row["n_tokens"] - row["n_thinking_tokens"])
+def measures_of(row: dict) -> dict[str, float | None]:
+    """Returns what is measured of a generation row apart from its score; None where there is no value."""
+    response_tokens = None
+    if row["n_thinking_tokens"] is not None:  # behind an endpoint `n_tokens` has the thinking too
+        response_tokens = row["n_tokens"] - row["n_thinking_tokens"]
     return {
-        "status": dict(sorted(Counter(row["status"] for row in rows).items())),
-        "format_ok": mean_of_known(row["status"] == "ok" for row in rows),
-        "thinking_tokens": mean_of_known(row["n_thinking_tokens"] for row in rows),
-        "response_tokens": mean_of_known(response_tokens),
-        "budget_used_up": mean_of_known(row.get("budget_used_up") for row in rows),
-        "proxy_reward": mean_of_known(row.get("reward") for row in rows),
+        "format_ok": row["status"] == "ok",
+        "thinking_tokens": row["n_thinking_tokens"],
+        "response_tokens": response_tokens,
+        "budget_used_up": row.get("budget_used_up"),
+        "proxy_reward": row.get("reward"),
     }
 
 
-def mean_of_known(values: Iterable[float | None]) -> float | None:
-    return mean(value for value in values if value is not None)
+def describe(rows: list[dict], task_ids: Iterable[str]) -> dict:
+    """Returns status counts and means of generation rows, None if no row has the value, and under `task_means`
+    those of each task."""
+    values = defaultdict(list)
+    tasks = defaultdict(list)
+    for row, task_id in zip(rows, task_ids):
+        for name, value in measures_of(row).items():
+            if value is not None:
+                values[name].append(value)
+                tasks[name].append(task_id)
+    numbers = {"status": dict(sorted(Counter(row["status"] for row in rows).items())), "task_means": {}}
+    for name in ("format_ok", "thinking_tokens", "response_tokens", "budget_used_up", "proxy_reward"):
+        numbers[name] = mean(values[name])
+        numbers["task_means"][name] = task_means(values[name], tasks[name])
+    return numbers
 
 
 # --- 3. the judge
