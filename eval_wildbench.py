@@ -5,7 +5,7 @@ interval.
         --mode reward --judge gpt-4o-2024-05-13 --top-p 0.95
     python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl \\
         --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2 --top-p 0.95
-    python eval_wildbench.py --model results/demo/runs/grpo-think/model \\
+    python eval_wildbench.py --model results/my-demo/runs/grpo-think-s0/model \\
         --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
 

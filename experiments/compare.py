@@ -1,16 +1,17 @@
-"""Makes the tables and the picture of experiments/demo.sh or experiments/small.sh from their run folders.
+"""Makes a table, paired differences and curves of runs of your own, from their folders.
 
-    python -m experiments.compare results/demo
+    python -m experiments.compare results/demo                       # all runs and evaluations in a folder
+    python -m experiments.compare results/mine --compare rlmt rlhf
+    python -m experiments.compare results/rlmt-s0 results/rlmt-s1 results/rlhf-s0 --out results/comparison
 
-A row is a run with a finished evaluation runs/eval-RUN, and with runs/ifeval-RUN and runs/ifeval-greedy-RUN if
-they are finished; runs whose names end in -s0, -s1, ... are seeds of one row. Writes table.csv, table.md,
-differences.md, curves.csv and curves.png. notebooks/07_small_model.ipynb shows what the small models wrote.
+A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
+every finished evaluation of that model, wherever it lies in the folders, and of the last steps of its training.
+Writes table.csv, table.md, table.tex, differences.md; of RL runs curves.csv and curves.png.
 """
 
 import json
 import re
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -22,76 +23,132 @@ import pandas as pd
 import tyro
 
 from experiments import tables
-from page import read_lines, read_rows
+from page import read_lines
 from utils import fail
 
-# kinds of evaluation, by the prefix of their run folders: what the score is called
-KINDS = {"eval": "gold", "ifeval": "IFEval", "ifeval-greedy": "IFEval, greedy"}
+# a difference is taken to the row in whose name the first is replaced by the second, if there is one
+TWINS = {"think": "plain", "rlmt": "rlhf", r"\b(grpo|ppo|dpo|rlvr)\b": "sft"}
+NAMES = {  # of metrics in runs.csv; a program's score is gold, as nothing is trained on it
+    "score": "gold",
+    "proxy_reward": "proxy",
+    "format_ok": "format ok",
+    "thinking_tokens": "think tokens",
+    "response_tokens": "response tokens",
+    "thinking_use": "thinking use",
+    "thinking_use_same_task": "thinking use, same task",
+}
 # rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
+TRAINING = ("reward", "reward/gold", "kl", "think/format_ok", "think/mean_tokens", "think/response_tokens")
+LAST_STEPS = 5
 COLOURS = {"grpo": "tab:blue", "ppo": "tab:orange", "dpo": "tab:green", "rlvr": "tab:red"}
 ABOUT = (
-    "Gold: what nothing is trained on; proxy: the reward that RL is trained on, of answers in good format. Response "
-    "tokens: all but the thinking's, so the tags count among them. Cut off: the share of answers that reach the limit. "
-    "An answer without a value, as one that is cut off has no reward, counts in no mean, so rows may compare different tasks."
+    "Gold: a program's score, which nothing is trained on; proxy: the reward that RL is trained on, of answers in good "
+    "format. Response tokens: all but the thinking's, so the tags count among them. An answer without a value, as one that "
+    "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
 DIFFERENCES = (
-    "A difference is taken task by task, where both rows have a value. At equal length: where a straight line through the "
-    "tasks' differences, of gold over response tokens, crosses 0 tokens."
+    "A difference is taken task by task, where both rows have a value, and seed by seed; if the second row has one seed, it "
+    "is compared with each. Wins: the share of tasks in which the first row's mean over samples and seeds is higher, ties "
+    "half. At equal length: where a straight line through the tasks' differences, of gold over response tokens, crosses 0."
 )
 
 
 @dataclass
 class Args:
-    results: tyro.conf.Positional[Path]
-    """Folder whose runs/ has the run folders, and into which the files are written."""
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders that hold run folders, or their subfolder runs/ does; or run folders themselves."""
+    compare: tuple[tuple[str, str], ...] = ()
+    """Pairs of rows whose differences are wanted; empty: with thinking and without, and RL and its SFT."""
+    out: Path | None = None
+    """Folder for the files; empty: the first of the folders."""
 
 
-# --- 1. what was measured of each task
+# --- 1. rows
 
 
-def read_measures(evaluation: Path, score: str) -> pd.DataFrame:
-    """Returns what was measured of each answer, a line per task; NaN where there is no value."""
-    rows = read_rows(evaluation).set_index("id")
-    measures = {score: rows["gold"]}
-    if score == "gold":
-        measures |= {
-            "proxy": rows["reward"],
-            "format ok": rows["status"] == "ok",
-            "think tokens": rows["n_thinking_tokens"],
-            "response tokens": rows["n_tokens"] - rows["n_thinking_tokens"],
-        }
-    else:
-        measures[f"{score}, cut off"] = rows["status"] == "truncated"
-    return pd.DataFrame(measures).astype(float)
+def run_folders(folders: tuple[Path, ...]) -> list[Path]:
+    """Lists the run folders that are meant by the command's words."""
+    runs = []
+    for folder in folders:
+        if (folder / "config.json").exists():
+            runs.append(folder)
+            continue
+        for path in sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")]):
+            runs.append(path.parent)
+    return runs
 
 
-def read_runs(runs: Path) -> dict[str, list[pd.DataFrame]]:
-    """Reads the finished evaluations: {row: a table of tasks and measures for each seed}."""
-    seeds_of_row = {}
-    for path in sorted(runs.glob("eval-*/summary.json")):
-        name = path.parent.name.removeprefix("eval-")
-        parts = []
-        for kind, score in KINDS.items():
-            evaluation = runs / f"{kind}-{name}"
-            if (evaluation / "summary.json").exists():
-                parts.append(read_measures(evaluation, score))
-        row = re.sub(r"-s\d+$", "", name)
-        seeds_of_row.setdefault(row, []).append(pd.concat(parts, axis=1))
-    return seeds_of_row
+def split_seed(name: str) -> tuple[str, str]:
+    """Splits ROW-sSEED; a name without a seed has seed 0."""
+    row, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups(default="0")
+    return row, seed
 
 
-# --- 2. rows and their differences
+def model_name(model: str) -> str:
+    """Returns the name of the run that made a model; of others, the folder's or the hub's."""
+    path = Path(model)
+    return path.parent.name if path.name == "model" else path.name
 
 
-def summarize(row: str, seeds: list[pd.DataFrame]) -> list[dict]:
-    """Returns the cells of a row: for each measure its mean and the intervals over tasks and over seeds."""
+def read_evaluations(runs: list[Path]) -> pd.DataFrame:
+    """Reads the lines of runs.csv about these run folders, with the `row`, `seed` and `column` of each."""
+    parts = [pd.DataFrame(columns=["run", "model", *tables.MEASURE])]
+    for folder in {run.parent: None for run in runs}:
+        index = tables.read_index(folder)
+        parts.append(index[index["run"].isin([run.name for run in runs if run.parent == folder])])
+    lines = pd.concat(parts, ignore_index=True)
+    names = [split_seed(model_name(model)) for model in lines["model"]]
+    lines[["row", "seed"]] = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
+
+    lines["column"] = lines["metric"].replace(NAMES)
+    for metric, part in lines.groupby("metric"):
+        column = part["column"]
+        if metric not in NAMES or part["benchmark"].nunique() > 1:
+            column = part["benchmark"] + " " + column
+        if part["temperature"].nunique() > 1:
+            column += ", T=" + part["temperature"].map("{:g}".format)
+        lines.loc[part.index, "column"] = column
+    return lines
+
+
+def read_training(runs: list[Path]) -> list[dict]:
+    """Returns a cell for each row and metric of TRAINING: the mean over the last steps, and over seeds."""
+    values = []
+    for run in runs:
+        if not (run / "metrics.jsonl").exists():
+            continue
+        log = pd.DataFrame(read_lines(run / "metrics.jsonl")).tail(LAST_STEPS)
+        row, _ = split_seed(run.name)
+        for metric in TRAINING:
+            if metric in log:
+                values.append({"row": row, "column": f"training: {metric}", "value": log[metric].mean()})
     cells = []
-    for measure in seeds[0]:
-        values = [seed[measure].dropna() for seed in seeds]
-        if all(map(len, values)):
-            cells.append({"row": row, "benchmark": measure} | tables.average(values))
+    for (row, column), part in pd.DataFrame(values, columns=["row", "column", "value"]).groupby(
+        ["row", "column"], sort=False
+    ):
+        cells.append({"row": row, "benchmark": column} | tables.over_seeds(part["value"]))
     return cells
+
+
+def cells_of(lines: pd.DataFrame) -> list[dict]:
+    """Returns a cell for each row and column of the evaluations."""
+    cells = []
+    for (row, column), part in lines.groupby(["row", "column"], sort=False):
+        cells.append(tables.summarize_seeds(part) | {"row": row, "benchmark": column})
+    return cells
+
+
+# --- 2. differences
+
+
+def twins_of(rows: list[str]) -> list[tuple[str, str]]:
+    """Lists the pairs of rows whose names say that they differ in one thing, see TWINS."""
+    pairs = []
+    for row in rows:
+        twins = {re.sub(pattern, other, row) for pattern, other in TWINS.items()} - {row}
+        pairs += [(row, twin) for twin in sorted(twins) if twin in rows]
+    return pairs
 
 
 def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> tuple[float, float]:
@@ -106,97 +163,56 @@ def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> tuple[float, 
     return coefficients[1], covariance[1, 1] ** 0.5
 
 
-def differences(seeds_of_row: dict[str, list[pd.DataFrame]]) -> list[dict]:
-    """Returns the cells of each row's differences from its twin without thinking, and from its warm start."""
+def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]:
+    """Returns the cells of the differences between two rows, in every column that both have."""
     cells = []
-    for row, seeds in seeds_of_row.items():
-        for other in (row.replace("think", "plain"), re.sub("^[a-z]+", "sft", row)):
-            if other == row or other not in seeds_of_row:
+    for first, second in pairs:
+        name = f"{first} − {second}"
+        means = {}  # of each task's difference, by column
+        for column in lines["column"].unique():
+            of_column = lines[lines["column"] == column]
+            one, other = (of_column[of_column["row"] == row] for row in (first, second))
+            if one.empty or other.empty:
                 continue
-            # all seeds may have started from the same run
-            pairs = zip(seeds, cycle(seeds_of_row[other]))
-            of_seeds = [one - another for one, another in pairs]
-            name = f"{row} − {other}"
-            cells += summarize(name, of_seeds)
-            tasks = pd.concat(of_seeds).dropna(subset="gold").groupby(level=0).mean()
-            value, error = compare_at_equal_length(tasks["gold"], tasks["response tokens"])
-            cell = {
-                "row": name,
-                "benchmark": "gold, at equal length",
-                "n": len(tasks),
-                "seeds": len(of_seeds),
-            }
-            cells.append(cell | {"ours": value, "low": value - 1.96 * error, "high": value + 1.96 * error})
+            cell, means[column] = tables.difference(one, other)
+            cells.append(cell | {"row": name, "benchmark": column})
+            if "gold" in column:
+                wins = (np.sign(means[column]) + 1) / 2
+                cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
+        if "gold" in means and "response tokens" in means:
+            both = pd.concat([means["gold"], means["response tokens"]], axis=1).dropna()
+            value, error = compare_at_equal_length(both.iloc[:, 0], both.iloc[:, 1])
+            cell = {"row": name, "benchmark": "gold, at equal length", "n": len(both), "ours": value}
+            cells.append(cell | {"low": value - 1.96 * error, "high": value + 1.96 * error})
     return cells
 
 
+# --- 3. files
+
+
 def write_table(cells: list[dict], path: Path, *notes: str) -> str:
-    """Writes a table as Markdown, with notes under it; returns the text."""
+    """Writes a table as Markdown, with notes under it, and as LaTeX; returns the Markdown."""
     numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
-    is_length = numbers["benchmark"].str.endswith("tokens")
+    is_length = numbers["benchmark"].str.contains("tokens")
     shares = tables.write_cells(numbers[~is_length], digits=3, alone=".3f")
     lengths = tables.write_cells(numbers[is_length], digits=1, alone=".1f")
-    table = tables.markdown_table(shares.join(lengths).reset_index())
-    text = "\n\n".join([table, *notes, tables.VARIANCE, tables.counts(numbers)])
+    table = shares.join(lengths, how="outer").loc[numbers["row"].unique()].fillna("").reset_index()
+    text = "\n\n".join(filter(None, [tables.markdown_table(table), *notes]))
     path.write_text(text + "\n")
+    latex = table.to_latex(index=False, escape=True).replace("±", r"$\pm$").replace("−", "$-$")
+    path.with_suffix(".tex").write_text(latex)
     return text
 
 
-# --- 3. curves
-
-
-def read_curves(runs: Path) -> pd.DataFrame:
-    """Reads gold and proxy of every RL run, by the completions that were sampled before.
-
-    They are those of the held-out prompts where the runs have some, else of a step's own completions.
-    """
-    file = "metrics.jsonl"
-    n_before = 1  # the line of a step is about what was sampled before it
-    if list(runs.glob("*/held_out.jsonl")):
-        file = "held_out.jsonl"
-        n_before = 0
-    curves = [pd.DataFrame()]
-    for path in sorted(runs.glob(f"*/{file}")):
-        used = json.loads((path.parent / "config.json").read_text())["args"]
-        curve = pd.DataFrame(read_lines(path)).rename(columns=CURVES)
-        if "gold" in curve:  # SFT has none
-            prompts = used.get("prompts_per_step") or used["prompts_per_round"]  # DPO's steps are rounds
-            per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
-            completions = per_step * (curve["step"] - n_before)
-            curves.append(curve[["proxy", "gold"]].assign(run=path.parent.name, completions=completions))
-    return pd.concat(curves, ignore_index=True)
-
-
-def plot(curves: pd.DataFrame, path: Path) -> None:
-    """Plots gold and proxy over completions, a line per run: a colour is an algorithm, a solid line thinks.
-
-    Where gold falls while the proxy rises, the reward is over-optimised.
-    """
-    size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
-    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
-    for axis, measure in zip(axes, ("gold", "proxy")):
-        for name, part in curves.groupby("run"):
-            line = "solid"
-            if "plain" in name:
-                line = "dashed"
-            if "whole" in name:  # the reward model reads the thinking too
-                line = "dotted"
-            colour = COLOURS[name.split("-")[0]]
-            axis.plot(part["completions"], part[measure], c=colour, ls=line, marker=".", label=name)
-        axis.set(xlabel="completions sampled before", ylabel=measure)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=100)
-
-
-# --- 4. the command
-
-
-def describe_reward_models(runs: Path) -> str:
+def describe_reward_models(runs: list[Path]) -> str:
     """Says how often each reward model orders held-out pairs rightly, and what length alone would do."""
     texts = []
-    for path in sorted(runs.glob("reward*/summary.json")):
-        right = json.loads(path.read_text())["held_out"]
-        texts.append(f"{path.parent.name}: {right['accuracy']:.3f} of {right['n']} held-out pairs right,")
+    for run in runs:
+        summary = run / "summary.json"
+        right = json.loads(summary.read_text()).get("held_out") if summary.exists() else None
+        if not isinstance(right, dict) or "length_baseline" not in right:
+            continue
+        texts.append(f"{run.name}: {right['accuracy']:.3f} of {right['n']} held-out pairs right,")
         texts.append(f"the longer answer in {right['length_baseline']:.3f}.")
         equal = right["equal_length"]
         if equal:
@@ -205,25 +221,85 @@ def describe_reward_models(runs: Path) -> str:
     return " ".join(texts)
 
 
+# --- 4. curves
+
+
+def read_curves(runs: list[Path]) -> pd.DataFrame:
+    """Reads gold and proxy of every RL run, by the completions that were sampled before.
+
+    They are those of the held-out prompts where all runs with a gold have some, else of a step's own completions.
+    """
+    file = "metrics.jsonl"
+    n_before = 1  # the line of a step is about what was sampled before it
+    if any((run / "held_out.jsonl").exists() for run in runs):
+        file = "held_out.jsonl"
+        n_before = 0
+    curves = [pd.DataFrame()]
+    for run in runs:
+        if not (run / file).exists():
+            continue
+        used = json.loads((run / "config.json").read_text())["args"]
+        curve = pd.DataFrame(read_lines(run / file)).rename(columns=CURVES)
+        if "gold" in curve:  # SFT has none
+            prompts = used.get("prompts_per_step") or used["prompts_per_round"]  # DPO's steps are rounds
+            per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
+            curve["completions"] = per_step * (curve["step"] - n_before)
+            curve = curve.reindex(columns=["proxy", "gold", "completions"])  # a run may have another reward
+            curves.append(curve.assign(run=run.name))
+    return pd.concat(curves, ignore_index=True)
+
+
+def plot(curves: pd.DataFrame, path: Path) -> None:
+    """Plots gold and proxy over completions, a line per row: the mean over seeds in a band from least to most.
+
+    A colour is an algorithm, a solid line thinks. Where gold falls while the proxy rises, the reward is
+    over-optimised.
+    """
+    size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
+    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
+    rows = curves["run"].map(lambda run: split_seed(run)[0])
+    for axis, measure in zip(axes, ("gold", "proxy")):
+        for name, part in curves.groupby(rows, sort=False):
+            line = "solid"
+            if re.search("plain|rlhf", name):
+                line = "dashed"
+            if re.search("whole", name):  # the reward model reads the thinking too
+                line = "dotted"
+            colour = COLOURS.get(name.split("-")[0])
+            seeds = part.groupby("completions")[measure].agg(["mean", "min", "max"])
+            (drawn,) = axis.plot(seeds.index, seeds["mean"], c=colour, ls=line, marker=".", label=name)
+            axis.fill_between(seeds.index, seeds["min"], seeds["max"], color=drawn.get_color(), alpha=0.15)
+        axis.set(xlabel="completions sampled before", ylabel=measure)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=100)
+
+
+# --- 5. the command
+
+
 def main(args: Args) -> None:
-    results = args.results
-    runs = results / "runs"
-    seeds_of_row = read_runs(runs)
-    if not seeds_of_row:  # git has the tables without the runs: do not write over them
-        fail(f"no evaluation in {runs}: experiments/demo.sh and small.sh make some")
-    rows = []
-    for row, seeds in seeds_of_row.items():
-        rows += summarize(row, seeds)
-    cells = differences(seeds_of_row)
+    runs = run_folders(args.folders)
+    out = args.out or args.folders[0]
+    lines = read_evaluations(runs)
+    rows = cells_of(lines) + read_training(runs)
+    if not rows:  # git has the tables without the runs: do not write over them
+        fail(f"{', '.join(map(str, args.folders))}: no run and no finished evaluation")
+    out.mkdir(parents=True, exist_ok=True)
+    evaluated = list(lines["row"].unique())
+    for row in sum(args.compare, ()):
+        if row not in evaluated:
+            fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated)}")
+    cells = differences(lines, args.compare or twins_of(evaluated))
     numbers = pd.DataFrame(rows + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
-    numbers.round(4).to_csv(results / "table.csv", index=False)
-    print(write_table(rows, results / "table.md", ABOUT, describe_reward_models(runs)))
+    numbers.round(4).to_csv(out / "table.csv", index=False)
+    notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
+    print(write_table(rows, out / "table.md", ABOUT, describe_reward_models(runs), *notes))
     if cells:
-        write_table(cells, results / "differences.md", DIFFERENCES)
+        print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs)
     if len(curves):
-        curves.round(5).to_csv(results / "curves.csv", index=False)
-        plot(curves, results / "curves.png")
+        curves.round(5).to_csv(out / "curves.csv", index=False)
+        plot(curves, out / "curves.png")
 
 
 if __name__ == "__main__":

@@ -88,13 +88,13 @@ def read_index(folder: Path) -> pd.DataFrame:
     """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, its
     `folder`, and `sampling`.
 
-    Runs with other names are left out. Of two lines for the same value the later one counts.
+    Runs with other names have no row. Of two lines for the same value the later one counts.
     """
     index = pd.DataFrame(columns=list(INDEX_COLUMNS))
     if (folder / "runs.csv").exists():
         index = pd.read_csv(folder / "runs.csv")
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
-    index = pd.concat([index, parts], axis=1).dropna(subset="row")
+    index = pd.concat([index, parts], axis=1)
     index["folder"] = [folder / run for run in index["run"]]
     limits = [limits_of(run) for run in index["folder"]]
     index["sampling"] = (
@@ -146,7 +146,7 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
         fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
 
     cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
-    if len(values) > 1:
+    if len(values) > 1 or pd.isna(cell["low"]):
         cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
     cell |= {"n_invalid": values["n_invalid"].sum(), "task": cell["benchmark"], "status": "measured"}
     cell["sampling"] = " and ".join(values["sampling"].unique())
@@ -173,6 +173,31 @@ def average(seeds: list[pd.Series]) -> dict:
     low, high = interval_over_tasks(seeds)
     n = pd.concat(seeds).index.nunique()
     return {"low": low, "high": high, "n": n} | over_seeds(pd.Series([tasks.mean() for tasks in seeds]))
+
+
+def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Series]:
+    """Computes the mean difference of two rows in one column, and its intervals, from their lines of the index.
+
+    Returns the cell, and each task's difference, averaged over the seeds; none if the metric is no mean over
+    tasks. Seeds are paired by number; a second row with one seed is compared with each of the first.
+    """
+    for lines in (first, second):
+        summarize_seeds(lines)  # exits with 2 if these are no seeds of one measurement
+    if set(first["fingerprint"]) != set(second["fingerprint"]):
+        names = " and ".join([first["run"].iloc[0], second["run"].iloc[0]])
+        fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no difference")
+    if len(second) > 1:
+        first = first[first["seed"].isin(second["seed"])].sort_values("seed")
+        second = second[second["seed"].isin(first["seed"])].sort_values("seed")
+    ones = read_task_means(first)
+    others = read_task_means(second)
+    if not ones or not others:
+        values = first["value"].to_numpy() - second["value"].to_numpy()
+        return over_seeds(pd.Series(values)), pd.Series(dtype=float)
+    if len(others) == 1:
+        others = others * len(ones)
+    seeds = [(one - other).dropna() for one, other in zip(ones, others, strict=True)]
+    return average(seeds), pd.concat(seeds).groupby(level=0, sort=False).mean()
 
 
 def over_seeds(values: pd.Series) -> dict:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from transformers import AutoTokenizer
@@ -73,14 +74,20 @@ def test_gold_checklist_by_hand(response, fails):
     assert gold == pytest.approx(1 - lost / total)
 
 
-def test_prompts_are_read_back_and_careful_answers_are_perfect():
+@pytest.mark.parametrize("n_wishes, bill_first", [(5, False), (3, True), (7, True)])
+def test_prompts_are_read_back_and_careful_answers_are_perfect(n_wishes, bill_first):
     rng = random.Random(0)
-    for _ in range(500):
-        order = toy_world.sample_order(rng)
+    tokenizer = AutoTokenizer.from_pretrained("data/toy/base")
+    for _ in range(300):
+        order = toy_world.sample_order(rng, n_wishes, bill_first)
         text = toy_world.write_prompt(order, rng)
         _, response = toy_world.write_answer(order, NO_SLIPS, rng)
-        assert toy_world.read_prompt(text) == order
+        assert toy_world.read_prompt(text) == order and len(order.wishes) == n_wishes
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
         assert toy_world.gold([{"role": "user", "content": text}], response) == 1.0
+        assert response.startswith("The bill") == bill_first
+        other_order = replace(order, bill_first=not bill_first)
+        assert {name for name, passed in check(other_order, response).items() if not passed} == {"form"}
 
     with pytest.raises(ValueError, match="not a toy-world order"):
         toy_world.read_prompt("What is the capital of France?")

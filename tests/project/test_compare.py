@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from script_runs import BASE, REWARD_MODEL, ROOT, run_here
-from test_page import generation, write
+from test_page import write
 
-from benchmarks.scoring import bootstrap
+from benchmarks.scoring import add_to_index, bootstrap
 from experiments import compare
 from rewards.preference import RewardModel
 from rlmt.data import read_log
@@ -19,26 +19,31 @@ from rlmt.data import read_log
 TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 
 
-def evaluate(run: Path, tasks: Path, proxy: str, seed: int) -> None:
+def evaluate(runs: Path, name: str, proxy: str, seed: int) -> None:
     """Lets the toy's base model answer, as experiments/small.sh does with SmolLM2."""
+    (runs / name).mkdir(exist_ok=True)
+    (runs / name / "model").symlink_to(BASE)
     command = (
-        f"eval_wildbench.py --model {BASE} --tasks {tasks} --judge experiments/small_judge.py:judge "
-        f"--reward-model {proxy} --reward-on response --think-format plain --max-invalid 1 --seed {seed} "
-        f"--max-tokens 128 --out {run}"  # about half of the answers end before
+        f"eval_wildbench.py --model {runs / name}/model --tasks {runs}/tasks.jsonl --samples 2 "
+        f"--judge experiments/small_judge.py:judge --reward-model {proxy} --reward-on response --think-format plain "
+        f"--max-invalid 1 --seed {seed} --max-tokens 128 --out {runs}/eval-{name}"  # half of the answers end before
     )
     run_here([sys.executable, *command.split()])
 
 
-def write_ifeval(run: Path, *met: bool) -> None:
-    """Writes what eval_benchmarks.py leaves of IFEval: each answer that fails is cut off."""
-    answers = []
-    rows = []
-    for task, is_met in enumerate(met):
-        answers.append(generation(f"{task}-0", status="ok" if is_met else "truncated"))
-        rows.append({"task": task, "sample": 0, "temperature": 0.7, "strict": [True, is_met]})
-    write(run, "generations.jsonl", answers)
-    write(run, "rows.jsonl", rows)
-    (run / "summary.json").write_text("{}")
+def write_ifeval(runs: Path, name: str, *met: bool) -> None:
+    """Writes what eval_benchmarks.py leaves of IFEval for tables."""
+    run = runs / f"ifeval-{name}"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"args": {"top_p": 0.95, "max_tokens": 256}}))
+    line = {
+        "model": f"{runs / name}/model",
+        "benchmark": "ifeval",
+        "metric": "prompt_strict",
+        "temperature": 0.7,
+    }
+    line |= {"value": np.mean(met), "n": len(met), "n_invalid": 0, "fingerprint": "of IFEval"}
+    add_to_index(run, [line | {"task_means": dict(enumerate(map(float, met)))}])
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +55,15 @@ def runs(reward_models, tmp_path_factory) -> Path:
         content = f"I have {number + 10} dollars. What do you suggest?"
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
     write(runs, "tasks.jsonl", tasks)
+    shutil.copytree(TRAINED, runs / "grpo-plain-s0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GOLD", REWARD_MODEL)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
-            evaluate(runs / f"eval-{name}", runs / "tasks.jsonl", reward_models["chatml"], seed)
-    write_ifeval(runs / "ifeval-sft-plain", True, False, False, False)
-    write_ifeval(runs / "ifeval-grpo-plain-s0", True, True, False, False)
-    write_ifeval(runs / "ifeval-grpo-plain-s1", True, False, True, False)
-    shutil.copytree(TRAINED, runs / "grpo-plain-s0")
-    compare.main(compare.Args(runs.parent))
+            evaluate(runs, name, reward_models["chatml"], seed)
+    write_ifeval(runs, "sft-plain", True, False, False, False)
+    write_ifeval(runs, "grpo-plain-s0", True, True, False, False)
+    write_ifeval(runs, "grpo-plain-s1", True, False, True, False)
+    compare.main(compare.Args((runs.parent,)))
     return runs
 
 
@@ -68,13 +73,14 @@ def table(runs) -> pd.DataFrame:
 
 
 def gold_by_hand(runs: Path, name: str) -> pd.Series:
-    """Scores the answers in good format that a run's generations.jsonl has."""
+    """Scores the answers in good format that a run's generations.jsonl has; returns the mean of each task."""
     rows = read_log(runs / f"eval-{name}" / "generations.jsonl")
     good = [row for row in rows if row["status"] == "ok"]
     assert len(good) >= 2
     model = RewardModel(REWARD_MODEL, "response", "plain")
     scores = model.score([row["messages"] for row in good], [row["response"] for row in good])
-    return pd.Series(scores, [row["id"] for row in good])
+    tasks = [row["id"].partition("-")[0] for row in good]  # two answers: 3-0 and 3-1
+    return pd.Series(scores).groupby(tasks, sort=False).mean()
 
 
 def test_a_row_has_means_over_tasks_and_intervals(runs, table):
@@ -89,9 +95,7 @@ def test_a_row_has_means_over_tasks_and_intervals(runs, table):
     columns = {"proxy": "proxy_reward", "format ok": "format_ok", "response tokens": "response_tokens"}
     for column, key in columns.items():
         assert table.loc[("sft-plain", column), "ours"] == pytest.approx(numbers[key], abs=1e-3)
-    ifeval = [table.loc[("sft-plain", column), "ours"] for column in ("IFEval", "IFEval, cut off")]
-    assert ifeval == [0.25, 0.75]
-    assert ("sft-plain", "IFEval, greedy") not in table.index
+    assert table.loc[("sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
 
 
 def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
@@ -105,8 +109,17 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     assert (gold.low, gold.high) == pytest.approx(bootstrap(tasks), abs=1e-3)
     # Student's t of one degree of freedom; the standard error of two numbers is half their distance
     assert gold.seed_high - gold.ours == pytest.approx(12.706 * abs(first - second) / 2, abs=1e-2)
-    assert table.loc[("grpo-plain − sft-plain", "IFEval"), "ours"] == 0.25
-    assert "nan" not in (runs.parent / "differences.md").read_text()
+    assert table.loc[("grpo-plain − sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
+    wins = table.loc[("grpo-plain − sft-plain", "gold: wins"), "ours"]
+    assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
+    for file in ("differences.md", "table.tex"):
+        assert "nan" not in (runs.parent / file).read_text()
+
+
+def test_the_last_steps_of_training_are_in_the_table(table):
+    rewards = [line["reward"] for line in read_log(TRAINED / "metrics.jsonl")][-compare.LAST_STEPS :]
+    value = table.loc[("grpo-plain", "training: reward"), "ours"]
+    assert value == pytest.approx(np.mean(rewards), abs=1e-4)
 
 
 def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
