@@ -54,3 +54,18 @@ for way in think plain; do
   row "bridge/menu-grpo-utility-$way" from "menu-sft-$way" grpo $MENU --rewards data/toy/world.py:annotator:1
   row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --reward-model data/toy/reward_model --reward-on response
 done
+
+# --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M, two threads
+# data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
+TALLY=$RESULTS/data-tally
+EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --samples 4 --thinking-use \
+  --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype bfloat16"
+prepare study-data-tally makes "$TALLY/tally_traces.jsonl" python -m data.tally --out "$TALLY"
+for arm in computes after plain; do
+  traces=$TALLY/tally_traces.jsonl think=think
+  case $arm in
+    after) traces=$TALLY/tally_after.jsonl ;;
+    plain) think=plain ;;
+  esac
+  row "plans/tally-sft-$arm" needs study-smollm2 needs study-data-tally sft $SMALL --learning-rate 1e-3 --traces "$traces" --think-format $think
+done
