@@ -8,7 +8,7 @@ set -euo pipefail
 : "${RESULTS:=results/study}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
 GOLD_FLAGS= # every run here has a gold of its own
-JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 256 --temperatures 1.0 0.0 --samples 4 --thinking-use"
+JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 256 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
 . experiments/rows.sh
 MAX_TOKENS=160
 
@@ -24,7 +24,7 @@ for wishes in 3 5 7; do
     fi
     prepare "study-data-$task" makes "$data/sft_traces.jsonl" python -m data.toy.world --out "$data" $order
     for way in think plain; do
-      row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --traces "$data/sft_traces.jsonl" --think-format $way
+      row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --epochs 1 --traces "$data/sft_traces.jsonl" --think-format $way
       row "order/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way
     done
   done

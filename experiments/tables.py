@@ -338,7 +338,7 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
         cells = write_cells(part, digits=3, alone=".3g")
         cells.insert(0, "seeds", part.groupby("row")["seeds"].max().astype(str))
         texts.append(markdown_table(cells.reset_index()))
-    return "\n\n".join(texts) or "No row has run yet."
+    return "\n\n".join(texts)
 
 
 def counts(numbers: pd.DataFrame) -> str:
@@ -401,7 +401,8 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
 
 
 def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
-    """Writes every table into results/tables/ as csv and Markdown; returns the Markdown by table.
+    """Writes every table that has numbers into results/tables/ as csv and Markdown; returns the Markdown by
+    table.
 
     `rows` has the blocks of each table's rows, by row, as reproduce.py reads them.
     """
@@ -420,6 +421,8 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
             columns = TOY_TABLES.get(table, OWN_COLUMNS)
         numbers = build_table(table, blocks, read_index(results / first.folder), columns)
         shown = numbers[NUMBERS].round(4)
+        if is_toy and not numbers["seeds"].any():
+            continue  # nothing to show, not even the paper's numbers
         if is_toy:
             markdown = toy_markdown(numbers)
             shown = shown.dropna(axis=1, how="all")

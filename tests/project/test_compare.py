@@ -22,7 +22,7 @@ TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 def evaluate(runs: Path, name: str, proxy: str, seed: int) -> None:
     """Lets the toy's base model answer, as experiments/small.sh does with SmolLM2."""
     (runs / name).mkdir(exist_ok=True)
-    (runs / name / "model").symlink_to(BASE)
+    (runs / name / "model").symlink_to(ROOT / BASE)
     command = (
         f"eval_wildbench.py --model {runs / name}/model --tasks {runs}/tasks.jsonl --samples 2 "
         f"--judge experiments/small_judge.py:judge --reward-model {proxy} --reward-on response --think-format plain "
