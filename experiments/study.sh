@@ -8,7 +8,7 @@ set -euo pipefail
 : "${RESULTS:=results/study}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
 GOLD_FLAGS= # every run here has a gold of its own
-JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 256 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
+JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
 . experiments/rows.sh
 MAX_TOKENS=160
 
