@@ -307,7 +307,7 @@ def write_cell(cell, digits: int, alone: str) -> str:
     elif not pd.isna(cell.ours):
         text = f"{cell.ours:{alone}}"
     if not pd.isna(cell.seed_low):
-        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds} seeds"
+        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds:g} seeds"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
     if not pd.isna(cell.paper_parts):
