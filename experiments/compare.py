@@ -5,8 +5,8 @@
     python -m experiments.compare results/rlmt-s0 results/rlmt-s1 results/rlhf-s0 --out results/comparison
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
-every finished evaluation of that model, wherever it lies in the folders, and of the last steps of its training.
-Writes table.csv, table.md, table.tex, differences.md; of RL runs curves.csv and curves.png.
+every evaluation of that model, whatever the evaluation is named, and of the last steps of its training.
+Writes table.csv, table.md, table.tex, differences.md and training.md; of RL runs curves.csv and curves.png.
 """
 
 import json
@@ -93,13 +93,15 @@ def model_name(model: str) -> str:
 
 def read_evaluations(runs: list[Path]) -> pd.DataFrame:
     """Reads the lines of runs.csv about these run folders, with the `row`, `seed` and `column` of each."""
-    parts = [pd.DataFrame(columns=["run", "model", *tables.MEASURE])]
+    parts = [pd.DataFrame(columns=["run", "model", "row", "seed", *tables.MEASURE])]
     for folder in {run.parent: None for run in runs}:
         index = tables.read_index(folder)
         parts.append(index[index["run"].isin([run.name for run in runs if run.parent == folder])])
     lines = pd.concat(parts, ignore_index=True)
     names = [split_seed(model_name(model)) for model in lines["model"]]
-    lines[["row", "seed"]] = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
+    of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
+    # those of reproduce.py have the row in their own name
+    lines[["row", "seed"]] = lines[["row", "seed"]].fillna(of_model)
 
     lines["column"] = lines["metric"].replace(NAMES)
     for metric, part in lines.groupby("metric"):
@@ -113,21 +115,21 @@ def read_evaluations(runs: list[Path]) -> pd.DataFrame:
 
 
 def read_training(runs: list[Path]) -> list[dict]:
-    """Returns a cell for each row and metric of TRAINING: the mean over the last steps, and over seeds."""
+    """Returns a cell for each row and metric of TRAINING: the mean over the last steps of finished runs, and
+    over seeds."""
     values = []
     for run in runs:
-        if not (run / "metrics.jsonl").exists():
+        if not (run / "metrics.jsonl").exists() or not (run / "summary.json").exists():
             continue
         log = pd.DataFrame(read_lines(run / "metrics.jsonl")).tail(LAST_STEPS)
         row, _ = split_seed(run.name)
         for metric in TRAINING:
             if metric in log:
-                values.append({"row": row, "column": f"training: {metric}", "value": log[metric].mean()})
+                values.append({"row": row, "metric": metric, "value": log[metric].mean()})
+    table = pd.DataFrame(values, columns=["row", "metric", "value"])
     cells = []
-    for (row, column), part in pd.DataFrame(values, columns=["row", "column", "value"]).groupby(
-        ["row", "column"], sort=False
-    ):
-        cells.append({"row": row, "benchmark": column} | tables.over_seeds(part["value"]))
+    for (row, metric), part in table.groupby(["row", "metric"], sort=False):
+        cells.append({"row": row, "benchmark": f"training: {metric}"} | tables.over_seeds(part["value"]))
     return cells
 
 
@@ -244,7 +246,7 @@ def read_curves(runs: list[Path]) -> pd.DataFrame:
             prompts = used.get("prompts_per_step") or used["prompts_per_round"]  # DPO's steps are rounds
             per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
             curve["completions"] = per_step * (curve["step"] - n_before)
-            curve = curve.reindex(columns=["proxy", "gold", "completions"])  # a run may have another reward
+            curve = curve.reindex(columns=["proxy", "gold", "completions"]).astype(float)  # some lack a proxy
             curves.append(curve.assign(run=run.name))
     return pd.concat(curves, ignore_index=True)
 
@@ -281,8 +283,9 @@ def main(args: Args) -> None:
     runs = run_folders(args.folders)
     out = args.out or args.folders[0]
     lines = read_evaluations(runs)
-    rows = cells_of(lines) + read_training(runs)
-    if not rows:  # git has the tables without the runs: do not write over them
+    rows = cells_of(lines)
+    trained = read_training(runs)
+    if not rows + trained:  # git has the tables without the runs: do not write over them
         fail(f"{', '.join(map(str, args.folders))}: no run and no finished evaluation")
     out.mkdir(parents=True, exist_ok=True)
     evaluated = list(lines["row"].unique())
@@ -290,10 +293,11 @@ def main(args: Args) -> None:
         if row not in evaluated:
             fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated)}")
     cells = differences(lines, args.compare or twins_of(evaluated))
-    numbers = pd.DataFrame(rows + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
+    numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
     notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
     print(write_table(rows, out / "table.md", ABOUT, describe_reward_models(runs), *notes))
+    print(write_table(trained, out / "training.md", f"Means over the last {LAST_STEPS} steps."))
     if cells:
         print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs)
