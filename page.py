@@ -320,7 +320,43 @@ def choose(visits: list[dict], n: int) -> list[dict]:
     return [visit for visit in visits if id(visit) in chosen]
 
 
-# --- 4. the page
+# --- 4. two evaluations
+
+COMPARED = ["gold", "reward", "n_tokens"]
+
+
+def compare_evaluations(visits: list[dict]) -> list[dict]:
+    """Returns the means of two evaluations over the prompts that both answered, a line per measure; of anything
+    else nothing.
+
+    Wins: the share of prompts in which the first run's mean over samples is higher, ties half.
+    """
+    numbers = []
+    for visit in visits:
+        if visit["step"] is not None:  # of training
+            continue
+        place = visit["kind"]
+        if visit["temperature"] is not None:
+            place = f"temperature {visit['temperature']:g}"
+        prompt = str(visit["row"]["messages"])  # each sample has an id of its own
+        for run, side in enumerate(visit["sides"]):
+            for measure in COMPARED:
+                for shown in side:
+                    numbers.append([place, measure, prompt, run, shown["numbers"].get(measure, math.nan)])
+    columns = ["place", "measure", "prompt", "run", "value"]
+    table = pd.DataFrame(numbers, columns=columns)
+    means = table.groupby(columns[:-1], sort=False)["value"].mean().unstack("run").dropna()
+    lines = []
+    if len(means.columns) == 2:
+        for (place, measure), of_runs in means.groupby(["place", "measure"], sort=False):
+            first, second = of_runs[0], of_runs[1]
+            wins = ((first > second).mean() + (first >= second).mean()) / 2
+            line = {"name": f"{measure}, {place}", "means": list(of_runs.mean())}
+            lines.append(line | {"wins": wins, "n": len(of_runs)})
+    return lines
+
+
+# --- 5. the page
 
 
 def run_name(run: str | Path) -> str:
@@ -370,6 +406,7 @@ def gather(runs: list[Path], n: int) -> dict:
             raise ValueError(
                 f"{run}: no metrics and no completions; name the folder of a run or of an evaluation"
             )
+    comparison = compare_evaluations(visits)
     orders = order_visits(visits)
     chosen = choose(visits, n)
     prompts = {}
@@ -384,6 +421,7 @@ def gather(runs: list[Path], n: int) -> dict:
     return {
         "runs": about,
         "arguments": join_arguments(runs),
+        "comparison": comparison,
         "curves": join_curves(curves),
         "sampled": sampled,
         "prompts": {visit["prompt"]: prompts[visit["prompt"]] for visit in chosen},

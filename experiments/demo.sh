@@ -65,4 +65,5 @@ done | run_lines
 
 # --- 4. table and curves
 python -m experiments.compare "$RESULTS"
-echo "$(date +%T) table, csv and picture are in $RESULTS/"
+echo "$(date +%T) table, csv and picture are in $RESULTS/; completions to read in a browser: $RUNS/*/page.html"
+echo "python page.py FOLDER FOLDER writes such a page of two runs or evaluations, side by side"

@@ -118,7 +118,21 @@ def test_curves(tmp_path):
     assert curves["in rounds: x"]["lines"] == [in_rounds, []]
 
 
-# --- files that cannot be read
+def test_two_evaluations_are_compared_prompt_by_prompt(tmp_path):
+    samples = [generation(f"a-{n}", score=score) for n, score in enumerate((0.0, 1.0))]
+    for sample in samples:
+        sample["messages"] = [{"role": "user", "content": "ask a"}]
+    one = write(
+        tmp_path / "one",
+        "generations.jsonl",
+        [*samples, generation("b", score=0.5), generation("c", score=1.0)],
+    )
+    others = [generation("a", score=0.25), generation("b", score=0.5), generation("d", score=1.0)]
+    other = write(tmp_path / "other", "generations.jsonl", others)
+    gold, length = shown(tmp_path, one, other)["comparison"]
+    assert gold == {"name": "gold, temperature 0.7", "means": [0.5, 0.375], "wins": 0.75, "n": 2}
+    assert length["wins"] == 0.5
+    assert shown(tmp_path, one)["comparison"] == []
 
 
 # --- hostile texts
