@@ -7,6 +7,7 @@ interval.
         --mode score --judge local:Qwen/Qwen2.5-32B-Instruct --judge-tensor-parallel 2 --top-p 0.95
     python eval_wildbench.py --model results/my-demo/runs/grpo-think-s0/model \\
         --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge --max-tokens 128 --temperatures 1.0 0.0
+    python eval_wildbench.py --model results/rlmt/model --tasks data/wildbench.jsonl --reward-model FOLDER
     python eval_wildbench.py --from-judgments verdicts.jsonl.gz --mode score --out score.json
 
 - `reward` (WB-Reward): the judge compares the answer with a reference answer and replies A++, A+, A=B, B+ or
@@ -15,6 +16,7 @@ interval.
 - `program`: a judge of your own, `file.py:function(messages, response)`, returns {"score", "checks"}: a
   number, and {name: whether it passes} with the same names for every response. A row on which it fails is
   invalid.
+- Without --judge, the mean reward of the answers in good format by --reward-model.
 
 A completion whose thinking is not closed has no response: it is the empty answer, and counted under its
 status. A response that the token limit cut off is judged as it is (`program`: as empty). Above 1 % of invalid
@@ -65,7 +67,7 @@ from utils import fail, or_fail
 from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import CUT_MARK, for_summary, index_row, withhold
+from benchmarks.scoring import CUT_MARK, bootstrap, for_summary, index_row, withhold
 
 
 @dataclass
@@ -129,6 +131,8 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
     judging = [args.mode, args.judge, [task["id"] for task in tasks]]
     # what a judge that is named alike may hold another time: a program, or the weights of a local model
     judging.append(shared.digests_of(args.judge))
+    if not args.judge:
+        judging += [args.reward_model, args.reward_on, shared.digests_of(f"local:{args.reward_model}")]
     if args.mode == "program":
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
@@ -181,6 +185,15 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
     if args.reward_model:
         reward_model.add_rewards(args, generations)
 
+    if not args.judge:
+        numbers = shared.describe(generations, task_ids)
+        rewards = numbers["task_means"]["proxy_reward"]
+        if not rewards:
+            fail(f"none of {len(generations)} answers is in good format, so there is no reward")
+        numbers["mean_reward"] = numbers["proxy_reward"]
+        numbers["task_means"]["mean_reward"] = rewards
+        interval = bootstrap(list(rewards.values()), args.seed)
+        return numbers | {"interval": interval, "n": len(rewards), "n_invalid": 0}
     if args.mode == "program":
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
         numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
@@ -226,12 +239,19 @@ def score(args: Args, verdicts: list[dict]) -> dict:
 HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # by --mode
 
 
+def headline(args: Args) -> str:
+    """Returns the metric that is shown first."""
+    if not args.judge:
+        return "mean_reward"
+    return HEADLINES[args.mode]
+
+
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
     """Returns the lines for results/runs.csv: the headline, then what describes the generations."""
     benchmark = Path(args.tasks).stem
-    lines = [index_row(args, benchmark, numbers, HEADLINES[args.mode], fingerprint_hash, "interval")]
+    lines = [index_row(args, benchmark, numbers, headline(args), fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
-    if args.reward_model:
+    if args.reward_model and args.judge:
         metrics.append("proxy_reward")
     if args.thinking_use:
         metrics += ["thinking_use", "thinking_use_same_task"]
@@ -273,9 +293,13 @@ def main(args: Args) -> None:
         args,
         model="the model to evaluate",
         tasks="rows of tasks, such as data/wildbench.jsonl (python -m data.prepare wildbench)",
-        judge="a model's name, local:FOLDER, or file.py:function; a model also needs --mode reward or score",
     )
-    if (".py:" in args.judge) != (args.mode == "program"):
+    if not args.judge and not args.reward_model:
+        fail(
+            "--judge is missing: a model's name, local:FOLDER, or file.py:function (a model also needs --mode reward or "
+            "score); or --reward-model alone"
+        )
+    if (".py:" in args.judge or not args.judge) != (args.mode == "program"):
         fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
     shared.check_judge(args)
     shared.check_model(args)
@@ -288,6 +312,8 @@ def main(args: Args) -> None:
     if args.thinking_use:
         thinking_use.check(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
+    if not args.judge:
+        how_judged = f"mean reward by {args.reward_model}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     start = shared.check_start(args, "eval", tasks, requests_if_all_answer)
     if args.dry_run:
@@ -306,7 +332,7 @@ def main(args: Args) -> None:
     lines = []
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, temperature, run)
-        value = numbers[HEADLINES[args.mode]]
+        value = numbers[headline(args)]
         print(f"temperature {temperature}: {value}, 95 % over tasks {numbers['interval']}", flush=True)
         lines += index_rows(args, temperature, numbers, judging)
         results[str(temperature)] = for_summary(numbers)

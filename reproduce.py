@@ -9,7 +9,7 @@
 
 A line of experiments/*.sh is a row, a stage that rows share, or a preparation; experiments/rows.sh says how
 they are written. Bash lists what a file holds, and runs one block of it at a time; this script sets SEED,
-RESULTS, JUDGE_FLAGS, TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME
+RESULTS, JUDGE, JUDGE_URL, JUDGE_FLAGS, TEMPLATES and AS_RELEASED for it. A file of your own is read like ours: `row mine/NAME
 ...` is a row of the table `mine`.
 
 A row's name says how its model was made: `released`, `prompted-think` (an instruction only), `sft-think`,
@@ -25,6 +25,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +37,16 @@ from utils import fail
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
+# H100-hours of an 8B model, by the authors' README; DPO's without its sampling
+HOURS = {"train_sft_warmstart.py": 20, "train_grpo.py": 62, "train_ppo.py": 62, "train_dpo.py": 8}
+# of a judge by one model, as docs/evaluation.md has them
+CALLS = {
+    "wildbench": 1024,
+    "wildbench-g": 1024,
+    "alpacaeval2": 805,
+    "arenahard2": 1000,
+    "creativewriting3": 96,
+}
 QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}
 
 
@@ -52,6 +64,8 @@ class Args:
     paste."""
     run: bool = False
     """Run the commands that are not finished; an interrupted one goes on."""
+    dry_run: bool = False
+    """With --run, print what is left and what it takes instead: runs, GPU-hours, passes over the data, calls."""
     tables: bool = False
     """Render every table from runs.csv as Markdown and csv."""
     # how
@@ -61,9 +75,13 @@ class Args:
     """Train with the values of the paper's released code, where they differ from the paper's."""
     results: Path = Path("results")
     """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
+    judge: str = ""
+    """A judge in place of the paper's, gpt-4o and gpt-4.1: a model's name at --judge-url, or local:FOLDER."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
     judge_flags: str = ""
-    """How the judges are asked, as one text: --judge-flags="--judge-url URL --budget 20 --price 2.5 10".
-    The budget is that of each evaluation; the price is the dearest judge's."""
+    """Other flags of the judges, as one text: --judge-flags="--budget 20 --price 2.5 10". The budget is that of
+    each evaluation; the price is the dearest judge's."""
     templates: str = ""
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, which also
     has the tasks' prompts, or a folder laid out like it (experiments/evaluate.sh). Empty: our own wording.
@@ -195,8 +213,9 @@ def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) 
 def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     """Returns the variables that experiments/*.sh read."""
     variables = {"SEED": str(seed), "RESULTS": str(root)}
-    if args.judge_flags:
-        variables["JUDGE_FLAGS"] = args.judge_flags
+    for name in ("judge", "judge_url", "judge_flags"):
+        if getattr(args, name):
+            variables[name.upper()] = getattr(args, name)
     if args.templates:
         variables["TEMPLATES"] = str(Path(args.templates).resolve())
     if args.as_released:
@@ -225,26 +244,79 @@ def inputs_of(words: list[str]) -> set[str]:
     return {path for path in inputs if re.match("checkpoints/|data/(?!toy/)", path)}
 
 
+def all_commands(jobs: list[Job], args: Args, root: Path) -> Iterator[list[str]]:
+    """Yields the commands of the jobs, and after evaluate.sh those that it runs."""
+    for block, seed in jobs:
+        variables = variables_of(args, root, seed)
+        for words in commands_of(block.command, variables):
+            yield words
+            if "experiments/evaluate.sh" in words:
+                yield from commands_of(words, variables)
+
+
+def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
+    """Prints what the jobs take: runs and GPU-hours, passes over the data, and calls of judges."""
+    runs = Counter()  # on several GPUs
+    calls = Counter()
+    for words in all_commands(jobs, args, root):
+        script = next((word for word in words if word.startswith("train_")), "")
+        runs[script] += words[0] == "accelerate"
+        if script in HOURS:
+            print(f"{words[words.index('--out') + 1]}: {passes_over_data(script, words)}")
+        if "--judge" in words:
+            benchmark = words[words.index("--out") + 1].rpartition("--")[2]
+            calls[words[words.index("--judge") + 1]] += CALLS.get(benchmark, 0)
+    for script, hours in HOURS.items():
+        if runs[script]:
+            print(
+                f"{script}: {runs[script]} runs; at 8B, by the paper's README, {runs[script] * hours} H100-hours"
+            )
+    for judge, n_calls in calls.items():
+        if n_calls:
+            print(f"judge {judge}: {n_calls} calls; each evaluation's own --dry-run estimates what they cost")
+
+
+def passes_over_data(script: str, words: list[str]) -> str:
+    """Says how often a training command reads its data."""
+    module = importlib.import_module(script.removesuffix(".py"))
+    values = vars(module.Args())
+    if "--preset" in words:
+        values |= module.PRESETS[words[words.index("--preset") + 1]]
+    for name in ("traces", "epochs", "prompts", "steps", "prompts_per_step"):
+        flag = "--" + name.replace("_", "-")
+        if flag in words:
+            values[name] = words[words.index(flag) + 1]
+    if script == "train_sft_warmstart.py":
+        return f"{values['epochs']} passes over {values['traces']}"
+    if script == "train_dpo.py":
+        n_prompts = values["rounds"] * values["prompts_per_round"]  # 0: all
+        return f"{n_prompts or 'all'} prompts of {values['prompts']}"
+    n_prompts = int(values["steps"]) * int(values["prompts_per_step"])
+    text = f"{n_prompts} prompts of {values['prompts']}"
+    path = HERE / values["prompts"]
+    if path.suffix == ".jsonl" and path.exists():
+        with open(path) as file:
+            text += f", {n_prompts / sum(1 for _ in file):.1f} passes"
+    return text
+
+
 def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
     """Asks the judges of the jobs, before days of training; exits with 2 if one does not answer, or if data
     are missing."""
     # imported here, as --list and --show need no torch
     from benchmarks.flags import JudgeFlags
-    from benchmarks.shared import judge_endpoint, judge_request
+    from benchmarks.shared import is_behind_endpoint, judge_endpoint, judge_request
     from rlmt.endpoint import try_endpoint
 
     judging = tyro.cli(JudgeFlags, args=args.judge_flags.split())
+    judging = replace(judging, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
     inputs = set()
     judges = {}
-    for block, seed in jobs:
-        variables = variables_of(args, root, seed)
-        for words in commands_of(block.command, variables):
-            inputs |= inputs_of(words)
-            if "experiments/evaluate.sh" in words:
-                for evaluation in commands_of(words, variables):
-                    inputs |= inputs_of(evaluation)
-                    for judge in re.findall(r"--judge (\S+)", " ".join(evaluation)):
-                        judges[judge] = replace(judging, judge=judge)
+    for words in all_commands(jobs, args, root):
+        inputs |= inputs_of(words)
+        for judge in re.findall(r"--judge (\S+)", " ".join(words)):
+            if is_behind_endpoint(judge):
+                judges[judge] = replace(judging, judge=judge)
 
     missing = sorted(path for path in inputs if not (HERE / path).exists())
     if missing:
@@ -359,6 +431,9 @@ def main(args: Args) -> None:
         wanted = wanted_blocks(args, rows)
         root = args.results / wanted[0].folder
         jobs = plan(args, wanted, blocks, root)
+        if args.dry_run:
+            print_costs(jobs, args, root)
+            return
         check_inputs(jobs, args, root)
         run_jobs(jobs, args, root)
         tables.render(args.results, rows)

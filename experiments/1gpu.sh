@@ -1,9 +1,11 @@
-# One card: warm start and GRPO of a small model, with thinking (rlmt) and without (rlhf), and benchmarks that need no judge.
+# One card: warm start and GRPO of a small model, with thinking (rlmt) and without (rlhf), and benchmarks that need no judge;
+# a reward model that nothing is trained on scores the answers to WildBench.
 #
 #   bash experiments/1gpu.sh                                        # Qwen2.5-1.5B on 24 GB
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
 #   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of the warm starts
 #   BENCHMARKS= bash experiments/1gpu.sh                            # without evaluations
+#   GRPO_FLAGS="--steps 60" GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE" bash experiments/1gpu.sh
 #
 # An interrupted run goes on with the same command. README.md has the commands that make its inputs.
 # Nothing of it has run on a GPU yet: docs/gpu.md.
@@ -13,7 +15,8 @@ set -euo pipefail
 : "${CARD:=24gb}" "${MODEL:=qwen2.5-1.5b}"
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${TRACES:=data/traces.jsonl}" "${PROMPTS:=data/wildchat_if.jsonl}"
-: "${BENCHMARKS=popqa ifbench mmlu_redux}" # names that evaluate.sh knows; the judges of the others cost money
+: "${BENCHMARKS=wildbench-rm ifeval popqa ifbench mmlu_redux}" # names that evaluate.sh knows; the judges of the others cost money
+: "${GRPO_FLAGS:=}" "${GOLD_FLAGS:=}"      # of both runs of GRPO
 : "${REPORT_TO:=none}"                     # or wandb, trackio, tensorboard
 : "${DRY_RUN:=}"
 LAUNCH="accelerate launch --config_file accelerate/1gpu.yaml"
@@ -45,7 +48,11 @@ case $CARD/$MODEL in # how the warm start fits the card
   24gb/llama3.2-1b) SFT="--optim adamw_8bit --learning-rate 1e-5" ;;
   *) SFT="--preset $CARD" ;;
 esac
-for input in "$TRACES" "$PROMPTS"; do
+inputs=("$TRACES" "$PROMPTS")
+if [[ $BENCHMARKS == *wildbench* ]]; then
+  inputs+=(data/wildbench.jsonl)
+fi
+for input in "${inputs[@]}"; do
   if [[ $input == data/* && ! -e ${input%%:*} ]]; then # other names may be on the hub
     echo "error: $input: missing; README.md has the command that makes it" >&2
     exit 2
@@ -71,8 +78,9 @@ MAX_TOKENS=4096 evaluate "$RESULTS/$PLAIN/model" "$PLAIN"
 
 # --- GRPO from them, with LoRA
 
-train grpo rlmt --preset "$CARD" --prompts "$PROMPTS" --model "$RESULTS/$THINK/model"
-train grpo rlhf --preset "$CARD" --prompts "$PROMPTS" --model "$RESULTS/$PLAIN/model" --think-format plain
+GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
+train grpo rlmt $GRPO --model "$RESULTS/$THINK/model"
+train grpo rlhf $GRPO --model "$RESULTS/$PLAIN/model" --think-format plain
 
 # --- The same benchmarks after it
 

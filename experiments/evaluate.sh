@@ -9,13 +9,17 @@
 #
 # A benchmark that is finished is skipped, also with other flags, TEMPLATES or weights; an interrupted one goes on. data/README.md says
 # how the files in data/ are made.
-# The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them.
+# The judges of the first four and of wildbench-g cost money: --budget in JUDGE_FLAGS limits each of them. wildbench-rm asks none:
+# a reward model scores the answers.
 set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${MAX_TOKENS:=8192}"   # the authors': 8192 with thinking and for all Zero models, 4096 for others
 : "${THINK_FORMAT:=auto}" # auto: what the checkpoint says; zero_think or zero_plain for a base model
 : "${MODEL_FLAGS:=}"      # how the model runs: --tensor-parallel 4, or --model-url URL (its key: --key-env in JUDGE_FLAGS)
-: "${JUDGE_FLAGS:=}"      # --judge-url URL --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${JUDGE:=}"            # in place of the paper's judges, gpt-4o and gpt-4.1: a model's name at JUDGE_URL, or local:FOLDER
+: "${JUDGE_URL:=}"        # its endpoint; empty: OPENAI_BASE_URL, else the official one
+: "${JUDGE_FLAGS:=}"      # --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${REWARD_MODEL:=Skywork/Skywork-Reward-V2-Qwen3-4B}" # of wildbench-rm; not the one that the model was trained with
 : "${SHOW:=}"             # 1: prints the commands instead
 : "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
                           # authors' repository, whose programs with the tasks' prompts are in the folder above it; empty:
@@ -46,19 +50,23 @@ for benchmark in "$@"; do
     continue
   fi
   # not beside a server that is there, nor a local judge, which needs the memory of the model
-  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ "$MODEL_FLAGS $JUDGE_FLAGS" != *@(--model-url|local:)* ]]; then
+  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ "$MODEL_FLAGS $JUDGE" != *@(--model-url|local:)* ]]; then
     start_server
   fi
   wildbench="eval_wildbench.py --mode reward --orders random --temperatures 0.7"
   others="eval_benchmarks.py $benchmark --temperature 0.7"
-  gpt4o="--judge gpt-4o --protocol paper $JUDGE_FLAGS"
-  gpt41="--judge gpt-4.1 --protocol paper $JUDGE_FLAGS"
+  asked="--protocol paper ${JUDGE_URL:+--judge-url $JUDGE_URL} $JUDGE_FLAGS"
+  gpt4o="--judge ${JUDGE:-gpt-4o} $asked"
+  gpt41="--judge ${JUDGE:-gpt-4.1} $asked"
   file="" # of the words of judge or task in $TEMPLATES
   case $benchmark in
     wildbench) words="$wildbench --tasks data/wildbench.jsonl $gpt4o" file=wildbench/eval_template.pairwise ;;
     wildbench-g)
       words="$wildbench --tasks data/wildbench_g.jsonl --references gemini-flash $gpt41"
       file=wildbench/eval_template.pairwise
+      ;;
+    wildbench-rm)
+      words="eval_wildbench.py --temperatures 0.7 --tasks data/wildbench.jsonl --reward-model $REWARD_MODEL --reward-on response"
       ;;
     alpacaeval2) words="$others --data data/alpacaeval2 $gpt4o" file=alpacaeval2/eval_template.score ;;
     arenahard2) words="$others --data data/arena_hard_v2 $gpt41" file=arena_hard_v2/hard_prompt.txt ;;

@@ -19,13 +19,13 @@
 : "${AS_RELEASED:=}"
 # --gold judge:MODEL --gold-prompts FILE: held-out prompts, measured at every checkpoint of grpo, ppo and dpo
 : "${GOLD_FLAGS:=}"
-# evaluate.sh says what these two hold
-: "${JUDGE_FLAGS:=}" "${TEMPLATES:=}"
+# evaluate.sh says what these hold
+: "${JUDGE:=}" "${JUDGE_URL:=}" "${JUDGE_FLAGS:=}" "${TEMPLATES:=}"
 # of a row: what evaluate.sh measures, and a command in place of evaluate.sh
 : "${BENCHMARKS:=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" "${EVALUATE:=}"
 # of a row that trains nothing: a folder or hub name
 MODEL=
-export SEED RESULTS JUDGE_FLAGS TEMPLATES
+export SEED RESULTS JUDGE JUDGE_URL JUDGE_FLAGS TEMPLATES
 trap 'exit 143' TERM # after the command that runs: a training run first writes a checkpoint
 
 run() {

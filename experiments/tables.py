@@ -75,7 +75,10 @@ VARIANCE = (
     "has no interval over tasks. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers training "
     "and sampling on these tasks."
 )
-PRINTED = "Numbers in brackets are the paper's; ours, where there is one, is before them."
+PRINTED = (
+    "Numbers in brackets are the paper's; ours, where there is one, is before them. The paper's judge is gpt-4o for WB and "
+    "AE2, and gpt-4.1 for AH2, CWv3 and WB_G."
+)
 AVERAGED = (
     "Averages are those of the paper, of rows whose columns are all measured with the same number of seeds."
 )
@@ -151,6 +154,7 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     cell |= {"n_invalid": values["n_invalid"].sum(), "task": cell["benchmark"], "status": "measured"}
     cell["sampling"] = " and ".join(values["sampling"].unique())
     cell["wording"] = wording_of(cell["folder"])
+    cell["judge"] = judge_of(cell["folder"], cell["judge"])
     return cell | over_seeds(values["value"])
 
 
@@ -285,6 +289,19 @@ def wording_of(run: Path) -> str | None:
     if not path.exists():
         return "unknown"
     return json.loads(path.read_text()).get("wording")
+
+
+def judge_of(run: Path, judge: str) -> str:
+    """Returns the name of a run's judge, with its address and the name that the server gives, if there are any."""
+    if not (run / "config.json").exists() or not (run / "summary.json").exists():
+        return judge
+    url = json.loads((run / "config.json").read_text())["args"].get("judge_url")
+    replied = json.loads((run / "summary.json").read_text()).get("replied", {}).get("judge")
+    if url:
+        judge += f" at {url}"
+    if replied:
+        judge += f", by its replies {', '.join(replied)}"
+    return judge
 
 
 # --- 3. tables for people

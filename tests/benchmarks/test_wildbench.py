@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import shared, value_or_none
@@ -18,6 +19,7 @@ from benchmarks import shared as shared_code
 from benchmarks.judge_template import fill_messages
 from data.toy import world as toy_world
 from rlmt.chat import encode_prompt
+from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
 from utils import join_thinking
 
@@ -241,6 +243,19 @@ def evaluate(here, tasks):
 
 def numbers(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())["temperatures"]["1.0"]
+
+
+def test_without_a_judge_a_reward_model_scores(evaluate, tmp_path):
+    words = ["--reward-model", "data/toy/reward_model", "--reward-on", "response"]
+    words += ["--think-format", "zero_think", "--limit", 8, "--max-tokens", 160, "--out", tmp_path / "run"]
+    assert evaluate(*words).returncode == 0
+    rows = [row for row in read_log(tmp_path / "run" / "generations.jsonl") if row["status"] == "ok"]
+    model = RewardModel("data/toy/reward_model", "response", "zero_think")
+    expected = model.score([row["messages"] for row in rows], [row["text"] for row in rows])
+    lines = pd.read_csv(tmp_path / "runs.csv").set_index("metric")
+    assert lines.loc["mean_reward", "value"] == pytest.approx(np.mean(expected), abs=1e-4)
+    assert lines.loc["mean_reward", "n"] == len(rows) > 0
+    assert lines.loc["mean_reward", "low"] < np.mean(expected) < lines.loc["mean_reward", "high"]
 
 
 def test_reward_by_an_http_judge_and_no_call_twice(serve, evaluate, tmp_path):

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -381,6 +382,24 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
 
     reproduce.main(args)
     assert capsys.readouterr().out.startswith("all is done in ")
+
+
+def test_a_dry_run_counts_what_is_left_and_a_judge_of_ones_own_is_asked(tmp_path, capsys):
+    args = reproduce.Args(table="1", row="llama3.1-8b-rlmt", run=True, dry_run=True, results=tmp_path)
+    reproduce.main(args)
+    printed = capsys.readouterr().out
+    assert "train_grpo.py: 1 runs; at 8B, by the paper's README, 62 H100-hours" in printed
+    assert "judge gpt-4o: 1829 calls" in printed and "judge gpt-4.1: 1096 calls" in printed
+
+    reproduce.main(replace(args, judge="mine", judge_url="http://localhost:1/v1"))
+    assert "judge mine: 2925 calls" in capsys.readouterr().out
+    variables = reproduce.variables_of(replace(args, judge="mine", judge_url="http://u/v1"), tmp_path, 0)
+    command = ["bash", "experiments/evaluate.sh", "MODEL", "NAME", "wildbench", "arenahard2"]
+    for words in reproduce.commands_of(command, variables):
+        assert (
+            words[words.index("--judge") + 1] == "mine"
+            and words[words.index("--judge-url") + 1] == "http://u/v1"
+        )
 
 
 # --- demo.sh
