@@ -74,6 +74,7 @@ NOT_ASKED = Reply(None, "", "the model gave no answer", (0, 0), {})
 
 @dataclass
 class Args(JudgeFlags, AnswerFlags):
+    # benchmark
     name: tyro.conf.Positional[Literal[*BENCHMARKS]] = tyro.MISSING
     """The benchmark."""
     data: str = ""

@@ -74,6 +74,7 @@ METRICS = {"mean_emotion": "interval", "success": "", "failure": "", "mean_turns
 
 @dataclass
 class Args(JudgeFlags, ModelFlags):
+    # benchmark
     profiles: str = ""
     """Users: rows {id, player, scene, task, first_talk}, in Chinese or English; see data/README.md."""
     ask_thinking: bool = False

@@ -72,6 +72,7 @@ from benchmarks.scoring import CUT_MARK, bootstrap, for_summary, index_row, with
 
 @dataclass
 class Args(JudgeFlags, AnswerFlags):
+    # benchmark
     tasks: str = ""
     """Rows {id, messages, checklist, primary_tag, secondary_tags, references}; see data/README.md."""
     temperatures: tuple[float, ...] = (0.7,)

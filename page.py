@@ -474,7 +474,7 @@ def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLET
 def main(args: Args) -> None:
     out = args.out or Path(args.runs[0], "page.html")
     or_fail(write_page, args.runs, out, args.n)
-    print(out)
+    print(f"page: {out}")
 
 
 if __name__ == "__main__":

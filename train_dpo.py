@@ -753,7 +753,7 @@ def main(args: Args) -> None:
     if accelerator.is_main_process:
         copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
-    finish_run(run, summary)
+    finish_run(run, summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- presets: rows of table 3, and small runs

@@ -606,7 +606,7 @@ def main(args: Args) -> None:
         "prompts": len(prompts),
         "dropped": len(dropped),
     }
-    finish_run(run.folder, summary, sampler)
+    finish_run(run.folder, summary, "eval_benchmarks.py ifeval --data google/IFEval --model", sampler)
 
 
 # --- what --preset sets; experiments/*.sh add what a row of a table changes

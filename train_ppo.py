@@ -573,7 +573,7 @@ def main(args: Args) -> None:
         "prompts": len(prompts),
         "dropped": len(dropped),
     }
-    finish_run(run.folder, summary, sampler)
+    finish_run(run.folder, summary, "eval_benchmarks.py ifeval --data google/IFEval --model", sampler)
 
 
 # --- presets: rows of table 3, and the toy

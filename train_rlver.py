@@ -506,7 +506,8 @@ def main(args: Args) -> None:
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    finish_run(run.folder, {"steps": train.last_step, "users": len(users)}, sampler)
+    evaluation = f"eval_sentient.py --profiles {args.profiles} --simulator {args.simulator} --model"
+    finish_run(run.folder, {"steps": train.last_step, "users": len(users)}, evaluation, sampler)
 
 
 # --- presets: the runs of the paper, and the toy

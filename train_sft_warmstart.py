@@ -290,7 +290,9 @@ def main(args: Args) -> None:
         # only the main process, which writes it, is sure to see all losses
         "loss": sum(losses) / max(1, len(losses)),
     }
-    finish_run(run.folder, summary)
+    preset = args.preset or "paper"  # both scripts have presets of the same names
+    training_by_rl = f"train_grpo.py --preset {preset} --think-format {args.think_format} --model"
+    finish_run(run.folder, summary, training_by_rl)
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs

@@ -6,7 +6,9 @@ benchmarks/foreign.py.
 """
 
 import importlib.util
+import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +21,10 @@ SAFE = {"use_safetensors": True, "trust_remote_code": False}
 # device of models that are not trained, and the dtype that `--dtype auto` means
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = "bfloat16" if DEVICE == "cuda" else "float32"
+
+
+# whether this process is the first or the only one of its machine
+IS_FIRST = os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def compute_dtype(choice: str) -> str:
@@ -217,7 +223,12 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 
 
 def fail(message: str) -> None:
-    """Prints a one-line error and exits with code 2."""
+    """Prints a one-line error and exits with code 2.
+
+    What all processes of a machine find, its first one says: by then the launcher has ended the others.
+    """
+    if not IS_FIRST:
+        time.sleep(5)
     print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 

@@ -10,6 +10,7 @@ from utils import THINK_FORMATS
 
 @dataclass
 class ModelFlags:
+    # model
     model: str = ""
     """Folder or hub name of the model to evaluate; with --model-url, the name that the endpoint knows, or the
     folder that a server of vLLM has loaded: `python -m rlmt.vllm --model FOLDER` starts one."""
@@ -46,6 +47,7 @@ class ModelFlags:
 class AnswerFlags(ModelFlags):
     """Of a model that answers tasks, one by one."""
 
+    # model
     max_thinking_tokens: int = 0
     """Tokens of thinking, after which it is closed and the model goes on with its answer; 0: no limit."""
     reward_model: str = ""
@@ -58,6 +60,7 @@ class AnswerFlags(ModelFlags):
 
 @dataclass
 class JudgeFlags:
+    # judge, simulated user
     judge: str = ""
     """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or, where a program can
     judge, file.py:function."""
@@ -86,7 +89,10 @@ class JudgeFlags:
     """US dollars per million tokens that these read and write."""
     max_invalid: float = 0.01
     """Share of invalid rows (verdicts, dialogues without a score) above which there is no headline."""
-    # the run
+    # run
+    config: str = ""
+    """config.json of an earlier run of this script: its arguments, without --out, --resume and --overwrite;
+    flags override them."""
     seed: int = 0
     """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with
     the first answer to a prompt."""

@@ -344,8 +344,8 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:
-    """Appends an evaluation's values, one a row, to runs.csv in the folder that holds the run; tables read
-    it.
+    """Prints an evaluation's values, one a row, and appends them to runs.csv in the folder that holds the
+    run; tables read it.
 
     Call it before summary.json, which marks the end, is written. Of two lines for the same value the later
     one counts. A value that is withheld (None) has no interval either.
@@ -356,6 +356,7 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines[["low", "high"]] = lines[["low", "high"]].where(lines["value"].notna(), axis=0)
     lines.to_csv(path, mode="a", header=not path.exists(), index=False)
+    print(lines.loc[:, "metric":"temperature"].to_string(index=False, na_rep="-", float_format="%.4g"))
 
     of_tasks = []
     for row in rows:

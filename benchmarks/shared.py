@@ -628,7 +628,8 @@ def write_scores(path: str, scores: dict) -> None:
 
 
 def save_results(run: Path, summary: dict, index: list[dict]) -> None:
-    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete.
+    """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete, and says what to
+    look at.
 
     Its `replied` has what the models behind endpoints call themselves, by the file of their replies.
     """
@@ -640,6 +641,7 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
         if names:
             summary["replied"][store] = sorted(names)
     write_summary(run, summary)
+    print(f"all numbers: {run}/summary.json\nnext: python page.py {run}")
 
 
 # --- 6. fingerprints

@@ -15,7 +15,7 @@ from accelerate import PartialState
 from rlmt.chat import Dropped, encode_prompt, flaw_of_text, render, without_control
 from utils import THINK_FORMATS, fail, in_one_line, split_thinking
 
-FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv")
 
 ROLES = {"system", "user", "assistant", "tool"}
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
@@ -67,12 +67,14 @@ def read_source(
     if parts and split:
         split = parts.pop()
     path = Path(place)
-    if path.is_file() and path.suffix != ".parquet":
+    if path.is_file() and path.suffix not in (".parquet", ".csv"):
         rows = _read_file(path)
     elif place.endswith(FILE_TYPES) and not path.exists():
         fail(f"{flag} {name}: no such file; see data/README.md (data/toy: python -m data.toy.world)")
     else:
-        rows = enumerate(_read_set(place, parts, split, revision), 1)
+        from rlmt.tables import read_set  # slow to import, and JSON does not need it
+
+        rows = enumerate(read_set(place, parts, split, revision), 1)
 
     number = 0
     try:
@@ -98,33 +100,6 @@ def _read_file(path: Path) -> Iterator[tuple[int, object]]:
                 except ValueError as error:
                     fail(f"{path}:{number}: not JSON ({error})")
                 yield number, row
-
-
-def _read_set(place: str, configuration: list[str], split: str, revision: str | None) -> Iterator[dict]:
-    """Yields the rows of a table, a folder, or a data set on the hub; `datasets` has a cache for them.
-
-    `configuration` is empty where there is only one.
-    """
-    import datasets  # slow to import, and JSON does not need it
-
-    if place.endswith(".parquet"):
-        splits = datasets.load_dataset("parquet", data_files=place)
-    elif (Path(place) / "state.json").exists():  # saved without splits
-        splits = {"train": datasets.load_from_disk(place)}
-    elif (Path(place) / "dataset_dict.json").exists():
-        splits = datasets.load_from_disk(place)
-    else:
-        splits = datasets.load_dataset(place, *configuration, revision=revision)
-    if not split:
-        split = "test" if "test" in splits else next(iter(splits))
-    if split not in splits:
-        fail(f"{place}: no split {split!r}; write {place}:SPLIT, with one of {', '.join(splits)}")
-    yield from map(_plain, splits[split])
-
-
-def _plain(row: dict) -> dict:
-    """Turns dates and the like into texts, because rows are written to logs as JSON."""
-    return json.loads(json.dumps(row, default=str))
 
 
 def _in_messages(row: dict) -> dict:

@@ -10,7 +10,7 @@ user asks for it.
             ...
             train.end(step, metrics, n_tokens)                                # logs, saves at times, stops
     save_model(run.folder / "model", learners["model"].model, tokenizer, accelerator)
-    finish_run(run.folder, {"steps": args.steps})
+    finish_run(run.folder, {"steps": args.steps}, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 No random state is stored: rows, sampling and micro-batches of a step follow from (seed, step), so a resumed
 run repeats an unbroken one to the bit. All processes call these functions together.
@@ -22,6 +22,7 @@ import faulthandler
 import functools
 import hashlib
 import importlib.util
+import io
 import json
 import math
 import os
@@ -50,7 +51,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import fail, or_warn
+from utils import IS_FIRST, fail, or_warn
 
 # --- 1. arguments
 
@@ -59,12 +60,18 @@ from utils import fail, or_warn
 class RunArgs:
     """What every training script asks for besides its algorithm."""
 
+    # run
     preset: str = ""
     """A name from PRESETS; flags override it."""
+    config: str = ""
+    """config.json of an earlier run of this script: its arguments, without --out, --resume and --overwrite. A
+    preset named beside it and flags override them."""
+    # model and data
     chat_template: str = "auto"
     """auto: the tokenizer's own if it leaves thinking unchanged, else the built-in one of its family. Or
     llama3, chatml, plain, or a Jinja file. With --think-format zero_*, a text file replaces the built-in
     instruction."""
+    # optimisation
     micro_batch_tokens: int = 8192
     """Tokens of a forward, per GPU, padding included. Bounds the memory of activations."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -79,6 +86,7 @@ class RunArgs:
     """QLoRA: the frozen weights in 4 bit; needs --lora-r, and is for one GPU or DDP."""
     optim: Literal["adamw", "adamw_8bit"] = "adamw"
     """adamw_8bit: bitsandbytes' AdamW, 10 bytes per trained parameter in place of 16; for one GPU or DDP."""
+    # run
     save_steps: int = 20
     """Steps between checkpoints."""
     report_to: Literal["none", "wandb", "trackio", "tensorboard"] = "none"
@@ -100,10 +108,12 @@ class RunArgs:
 class RolloutArgs(RunArgs):
     """What RL asks for besides: what samples, and how endpoints are paid."""
 
+    # rollout
     rollout: Literal["auto", "vllm", "hf"] = "auto"
     """auto: vLLM where a GPU and vLLM are there, else transformers' generate. vLLM runs on a CPU too."""
     vllm_memory: float = 0.3
     """Share of each GPU that vLLM reserves for a rollout; between rollouts it gives its memory back."""
+    # judge, simulated user
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. OPENAI_API_KEY is sent to the OpenAI API and to OPENAI_BASE_URL alone; any other host gets a key
@@ -118,6 +128,7 @@ class RolloutArgs(RunArgs):
 class ScoreArgs(RolloutArgs):
     """What GRPO, PPO and DPO ask for besides: what scores completions, and what measures them."""
 
+    # reward
     reward_model: str = "Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"
     """Any sequence classifier with one output and a chat template (paper section 2.2)."""
     reward_on: Literal["think+response", "response"] = "think+response"
@@ -131,6 +142,7 @@ class ScoreArgs(RolloutArgs):
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at the start and at every checkpoint, or after every round of
     DPO (held_out.jsonl, best_by_gold/)."""
+    # judge, simulated user
     budget: float = 0.0
     """US dollars that the judge of --rewards may cost in this run; a judge of --gold has as much again. 0: no
     limit."""
@@ -140,6 +152,7 @@ class ScoreArgs(RolloutArgs):
 class RLArgs(ScoreArgs):
     """What GRPO and PPO ask for besides: what rewards completions."""
 
+    # reward
     rewards: tuple[str, ...] = ("preference:1",)
     """Rewards by name, or path/to/file.py:function, each with a weight, or gate: math:1 preference:0.1
     format:gate. See rewards/__init__.py."""
@@ -151,6 +164,7 @@ class RLArgs(ScoreArgs):
     format_margin: float = 1.0
     """Distance, in units of the reward, of a malformed completion (floor) or a failed gate below the lowest
     reward of its group."""
+    # judge, simulated user
     judge: str = ""
     """A model's name at --judge-url, for the rewards that ask one."""
     judge_url: str = ""
@@ -158,29 +172,37 @@ class RLArgs(ScoreArgs):
 
 
 def parse_args(args_class: type, presets: dict[str, dict]):
-    """Parses the command line. Order: default < preset < flag.
+    """Parses the command line. Order: default < --config < preset < flag.
 
     Unknown names and impossible values exit with 2.
     """
     # --flag=value becomes --flag value
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
-    preset = ""
-    for flag, value in zip(words, words[1:]):
-        if flag == "--preset":
-            preset = value
+    given = dict(zip(words, words[1:]))
+    preset = given.get("--preset", "")
     if preset and preset not in presets:
         fail(f"unknown preset {preset!r}; known: {', '.join(presets) or 'none'}")
-    # the preset's values become the defaults, so tyro lets flags override them
+    # these values become the defaults, so tyro lets flags override them
     values = presets.get(preset, {})
+    if "--config" in given:
+        from rlmt.usage import read_config
+
+        values = read_config(given["--config"], args_class) | values
     default = dataclasses.replace(args_class(), **values)
-    for field in dataclasses.fields(default):
-        flag = "--" + field.name.replace("_", "-")
+    for name, value in vars(default).items():
+        flag = "--" + name.replace("_", "-")
         n_given = sum(word.replace("_", "-") == flag for word in words)
-        if isinstance(getattr(default, field.name), tuple) and n_given > 1:
+        if isinstance(value, tuple) and n_given > 1:
             fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
-    args = tyro.cli(args_class, default=default)
-    if values and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"--preset {preset} sets {values}, unless a flag does")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # help_or_fail explains an error
+            args = tyro.cli(args_class, default=default, console_outputs=False)
+    except SystemExit:
+        from rlmt.usage import help_or_fail
+
+        help_or_fail(default, presets)
+    if preset and IS_FIRST:
+        print(f"--preset {preset} sets {presets[preset]}, unless a flag does")
     check_values(args)
     return args
 
@@ -225,7 +247,7 @@ def load_function(spec: str):
 # --- 2. the run's folder
 
 # arguments that say how a run is started, not what it is
-HOW_STARTED = ("out", "resume", "overwrite", "dry_run")
+HOW_STARTED = ("out", "resume", "overwrite", "dry_run", "config")
 # a larger value continues a finished run
 LENGTH = ("steps", "rounds")
 # arguments that a resume may change: with another value, what was learned so far would be the same
@@ -786,15 +808,17 @@ def leave(sampler=None) -> None:
 
 
 def write_summary(run: Path, summary: dict) -> None:
-    """Writes and prints summary.json, which marks a finished run; main process only."""
+    """Writes summary.json, which marks a finished run; main process only."""
     if PartialState().is_main_process:
         write_file(run / "summary.json", json.dumps(summary, indent=1) + "\n")
-        print(json.dumps(summary), flush=True)
 
 
-def finish_run(run: Path, summary: dict, sampler=None) -> None:
+def finish_run(run: Path, summary: dict, next_command: str, sampler=None) -> None:
     """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process
-    group."""
+    group, and says where the model lies and the next command.
+
+    `next_command`: a script and its flags, before the model's folder.
+    """
     write_summary(run, summary)  # after model/: its existence says that the run is complete
     PartialState().wait_for_everyone()
     leave(sampler)
@@ -804,3 +828,4 @@ def finish_run(run: Path, summary: dict, sampler=None) -> None:
         or_warn(f"no model card of {run}", write_card, run)
         page = Path(__file__).parents[1] / "page.py"
         or_warn(f"no page of {run}", subprocess.check_call, [sys.executable, page, run])
+        print(f"model: {run}/model\nnext: python {next_command} {run}/model")

@@ -210,6 +210,22 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
 # --- prompts of a training run
 
 
+def test_a_csv_has_texts_alone(tmp_path, exits):
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffprompt,answer\n"a, b\nü",007\nNA,\n')
+    rows = read_prompts(str(path), "--prompts")
+    assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [
+        ("a, b\nü", "007"),
+        ("NA", ""),
+    ]
+    path.write_text("question,answer\na,b\n")
+    assert "rows.csv:1: 'prompt' must be a text" in exits(read_prompts, str(path), "--prompts")
+    path.write_bytes("prompt\nü\n".encode("latin-1"))
+    assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(
+        read_prompts, str(path), "--prompts"
+    )
+
+
 def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits):
     rows = [
         {"id": "short", "messages": [turn("user", "ham<|im_end|>")]},
