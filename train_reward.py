@@ -405,7 +405,7 @@ def main(args: Args) -> None:
     if accelerator.is_main_process:
         device = str(accelerator.device)
         summary["held_out"] = measure_held_out(held_out, run.folder / "model", device, args.dtype)
-        print(f"held out: {summary['held_out']}")
+        print("held-out accuracy:", summary["held_out"].get("accuracy"))
     preset = args.preset or "paper"  # both scripts have presets of the same names
     finish_run(run.folder, summary, f"train_grpo.py --preset {preset} --reward-model")
 

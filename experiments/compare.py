@@ -91,13 +91,20 @@ def model_name(model: str) -> str:
     return path.parent.name if path.name == "model" else path.name
 
 
-def read_evaluations(runs: list[Path]) -> pd.DataFrame:
-    """Reads the lines of runs.csv about these run folders, with the `row`, `seed` and `column` of each."""
+def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
+    """Reads the lines of runs.csv that the command's words mean, with the `row`, `seed` and `column` of each.
+
+    Of a run folder these are its own lines, and those of its model's evaluations beside it.
+    """
     parts = [pd.DataFrame(columns=["run", "model", "row", "seed", *tables.MEASURE])]
-    for folder in {run.parent: None for run in runs}:
-        index = tables.read_index(folder)
-        parts.append(index[index["run"].isin([run.name for run in runs if run.parent == folder])])
-    lines = pd.concat(parts, ignore_index=True)
+    for folder in folders:
+        if (folder / "config.json").exists():
+            index = tables.read_index(folder.parent)
+            is_meant = (index["run"] == folder.name) | (index["model"].map(model_name) == folder.name)
+            parts.append(index[is_meant])
+        else:
+            parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
+    lines = pd.concat(parts, ignore_index=True).drop_duplicates(["run", *tables.MEASURE], keep="last")
     names = [split_seed(model_name(model)) for model in lines["model"]]
     of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
@@ -282,7 +289,7 @@ def plot(curves: pd.DataFrame, path: Path) -> None:
 def main(args: Args) -> None:
     runs = run_folders(args.folders)
     out = args.out or args.folders[0]
-    lines = read_evaluations(runs)
+    lines = read_evaluations(args.folders)
     rows = cells_of(lines)
     trained = read_training(runs)
     if not rows + trained:  # git has the tables without the runs: do not write over them

@@ -3,7 +3,11 @@ runs with a real HTTP judge."""
 
 import csv
 import json
+<<<<<<< HEAD
 import random
+=======
+import re
+>>>>>>> w-names
 from pathlib import Path
 
 import numpy as np
@@ -280,8 +284,9 @@ def test_reward_by_an_http_judge_and_no_call_twice(serve, evaluate, tmp_path):
 
     before = len(server.requests)
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before the end
-    evaluate(*words, "--resume")
+    done = evaluate(*words, "--resume")
     assert len(server.requests) == before and numbers(tmp_path / "run") == out
+    assert re.search(r"\n +wb_reward .*\n.*next: python page.py \S+/run\n$", done.stdout, re.DOTALL)
     index = list(csv.DictReader(open(tmp_path / "runs.csv")))
     assert (index[0]["n"], index[0]["judge"], index[1]["n"]) == ("16", "longer", "8")  # verdicts; completions
 
