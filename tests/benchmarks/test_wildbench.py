@@ -3,11 +3,8 @@ runs with a real HTTP judge."""
 
 import csv
 import json
-<<<<<<< HEAD
 import random
-=======
 import re
->>>>>>> w-names
 from pathlib import Path
 
 import numpy as np
