@@ -12,7 +12,7 @@ A round, for P prompts with N completions each:
 from the model that the last one trained. One round from the warm-started model is the paper's DPO; several
 make it online.
 
-    python train_dpo.py --preset toy --model results/my-demo/runs/sft-think-s0/model                # CPU, minutes
+    python train_dpo.py --preset toy --model results/my-demo/runs/sft-think-s0/model         # CPU, minutes
     python train_dpo.py --model results/sft-think/model --lora-r 64 --learning-rate 3e-6      # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_dpo.py \\
         --preset paper --model results/<sft run>/model                                   # 8 GPUs, as the paper

@@ -18,7 +18,7 @@ divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 Axes: P prompts, G completions a prompt, B completions of a micro-batch, T tokens of its longest completion. A
 name that ends in _P_G has these axes; tensors over the completions of a micro-batch are (B, T).
 
-    python train_grpo.py --preset toy --model results/my-demo/runs/sft-think-s0/model               # CPU, minutes
+    python train_grpo.py --preset toy --model results/my-demo/runs/sft-think-s0/model         # CPU, minutes
     python train_grpo.py --model results/sft-think/model --lora-r 64 --learning-rate 1e-5     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_grpo.py \\
         --preset paper --model results/<sft run>/model                                  # 8 GPUs, as the paper

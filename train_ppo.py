@@ -16,7 +16,7 @@ For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, i
 pi) - 1. The critic is a model of its own with its own optimizer. train_rlver.py uses the same functions on
 conversations, where masks also leave out the user's turns.
 
-    python train_ppo.py --preset toy --model results/my-demo/runs/sft-think-s0/model               # CPU, minutes
+    python train_ppo.py --preset toy --model results/my-demo/runs/sft-think-s0/model         # CPU, minutes
     python train_ppo.py --model results/sft-think/model --lora-r 64 \\
         --learning-rate 1e-5 --critic-learning-rate 1e-4                                     # 1 GPU
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_ppo.py \\

@@ -34,22 +34,31 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
     """
     tag = THINK_FORMATS[shared.think_format(args)].opens_response
     thought = [(task, row) for task, row in zip(tasks, rows) if row["status"] == "ok" and row["thinking"]]
-    swaps = {"thinking_use": [], "thinking_use_same_task": []}  # (task, row, row whose thinking it gets)
+    swaps = []  # (what is measured, task, row, row whose thinking it gets)
     for place, (task, row) in enumerate(thought):
-        others = thought[place + 1 :] + thought[:place]
-        other_task = next((other for name, other in others if name != task), None)
-        same_task = next((other for name, other in others if name == task), None)
-        for name, other in zip(swaps, (other_task, same_task)):
-            if other:
-                swaps[name].append((task, row, other))
+        following = range(place - len(thought) + 1, place)  # from the next one on, round the end of the list
+        other_task = next((thought[other][1] for other in following if thought[other][0] != task), None)
+        same_task = next((thought[other][1] for other in following if thought[other][0] == task), None)
+        swaps.append(("own", task, row, row))
+        if other_task:
+            swaps.append(("thinking_use", task, row, other_task))
+        if same_task:
+            swaps.append(("thinking_use_same_task", task, row, same_task))
 
-    own = response_nats(args, tag, [(row, row) for _, row in thought])
-    own_of_row = {row["id"]: nats for (_, row), nats in zip(thought, own)}
+    # all at once, since the model is loaded for it
+    nats = response_nats(args, tag, [(row, other) for _, _, row, other in swaps])
+    own = {}
+    lost = {"thinking_use": [], "thinking_use_same_task": []}
+    tasks_of = {name: [] for name in lost}
+    for (name, task, row, _), value in zip(swaps, nats):
+        if name == "own":
+            own[row["id"]] = value
+        else:
+            lost[name].append(own[row["id"]] - value)
+            tasks_of[name].append(task)
     numbers = {"task_means": {}}
-    for name, swapped in swaps.items():
-        nats = response_nats(args, tag, [(row, other) for _, row, other in swapped])
-        lost = [own_of_row[row["id"]] - after_other for (_, row, _), after_other in zip(swapped, nats)]
-        numbers["task_means"][name] = task_means(lost, [task for task, _, _ in swapped])
+    for name in lost:
+        numbers["task_means"][name] = task_means(lost[name], tasks_of[name])
         numbers[name] = mean(numbers["task_means"][name].values())
     return numbers
 

@@ -345,11 +345,12 @@ def convert(args: Args) -> tuple[list[dict], dict]:
     for path in args.exclude:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
 
-    source = read_source(args.input, "--input", args.revision)
     if args.kind.startswith("from-run"):
         from data import from_run  # the modules of rewards are slow to import
 
         source = from_run.read_groups(args.input, args.by)
+    else:
+        source = read_source(args.input, "--input", args.revision)
 
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}  # ids by reason

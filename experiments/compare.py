@@ -236,7 +236,7 @@ def describe_reward_models(runs: list[Path]) -> str:
 def read_curves(runs: list[Path]) -> pd.DataFrame:
     """Reads gold and proxy of every RL run, by the completions that were sampled before.
 
-    They are those of the held-out prompts where all runs with a gold have some, else of a step's own completions.
+    They are those of the held-out prompts if a run has some, else of a step's own completions.
     """
     file = "metrics.jsonl"
     n_before = 1  # the line of a step is about what was sampled before it

@@ -1,7 +1,7 @@
 # When does thinking pay? docs/study.md has the question, the prediction and what came out.
 #
 #   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
-#   python reproduce.py --tables                                # results/tables/order.md and its differences
+#   python -m experiments.compare results/study                 # table and paired differences of all that has run
 #
 # Parts are independent of each other, and each uses one core: start two of them, or two ranges of seeds, side by side.
 set -euo pipefail
