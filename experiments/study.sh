@@ -43,19 +43,20 @@ for beta in 0 0.04; do
   done
 done
 
-# --- 3. The party menu in the hands of a real language model: SmolLM2-135M, two threads
+# --- 3. The party menu in the hands of a real language model: SmolLM2-135M
 SMALL="--preset small --dtype bfloat16"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
 prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
 prepare study-data python -m data.toy.world
 for way in think plain; do
-  row "bridge/menu-sft-$way" needs study-smollm2 needs study-data sft $SMALL --learning-rate 1e-3 --traces data/toy/sft_traces.jsonl --think-format $way
+  row "bridge/menu-sft-$way" needs study-smollm2 needs study-data sft $SMALL --epochs 1 --learning-rate 1e-3 \
+    --traces data/toy/sft_traces.jsonl --think-format $way
   MENU="$SMALL --learning-rate 1e-3 --beta 0.01 --prompts data/toy/rl_prompts.jsonl --think-format $way"
   row "bridge/menu-grpo-utility-$way" from "menu-sft-$way" grpo $MENU --rewards data/toy/world.py:annotator:1
   row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --reward-model data/toy/reward_model --reward-on response
 done
 
-# --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M, two threads
+# --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
 # data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
 TALLY=$RESULTS/data-tally
 EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --samples 4 --thinking-use \
