@@ -131,7 +131,10 @@ def read_blocks() -> dict[str, Block]:
     """
     blocks = {}
     for path in sorted(EXPERIMENTS.glob("*.sh")):
-        if ". experiments/rows.sh" not in path.read_text():
+        text = path.read_text()
+        if ". experiments/rows.sh" not in text:
+            if re.search(r"^row ", text, re.MULTILINE):
+                fail(f"{path}: it has rows, but no line `. experiments/rows.sh` before them")
             continue
         listing = ["env", "-u", "RESULTS", "LIST=1", "bash", str(path)]
         for line in subprocess.check_output(listing, cwd=HERE, text=True).splitlines():
@@ -230,18 +233,27 @@ def commands_of(command: list[str], variables: dict[str, str]) -> list[list[str]
     return [shlex.split(line) for line in shown.splitlines()]
 
 
+def values_of(words: list[str]) -> dict[str, object]:
+    """Returns the arguments of a training command, by field; {} of another command."""
+    script = next((word for word in words if word.startswith("train_")), "")
+    if not script:
+        return {}
+    module = importlib.import_module(script.removesuffix(".py"))
+    values = vars(module.Args())
+    if "--preset" in words:
+        values |= module.PRESETS[words[words.index("--preset") + 1]]
+    for field in values:
+        flag = "--" + field.replace("_", "-")
+        if flag in words[:-1]:
+            values[field] = words[words.index(flag) + 1]
+    return values
+
+
 def inputs_of(words: list[str]) -> set[str]:
-    """Returns the data and the checkpoint that a command reads: named in its words, or its training script's
-    default."""
-    inputs = set(words)
-    for script in words:
-        if script.startswith("train_") and "toy" not in words:
-            module = importlib.import_module(script.removesuffix(".py"))
-            for field, value in vars(module.Args()).items():
-                if f"--{field}" not in words:
-                    inputs.add(str(value))
-    # the jobs themselves make what is in data/toy
-    return {path for path in inputs if re.match("checkpoints/|data/(?!toy/)", path)}
+    """Returns the data and the checkpoint that a command reads."""
+    inputs = {*words, *map(str, values_of(words).values())}
+    # the jobs themselves make what is in data/toy, and data/smollm2
+    return {path for path in inputs if re.match("checkpoints/|data/(?!toy/|smollm2)", path)}
 
 
 def all_commands(jobs: list[Job], args: Args, root: Path) -> Iterator[list[str]]:
@@ -278,14 +290,7 @@ def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
 
 def passes_over_data(script: str, words: list[str]) -> str:
     """Says how often a training command reads its data."""
-    module = importlib.import_module(script.removesuffix(".py"))
-    values = vars(module.Args())
-    if "--preset" in words:
-        values |= module.PRESETS[words[words.index("--preset") + 1]]
-    for name in ("traces", "epochs", "prompts", "steps", "prompts_per_step"):
-        flag = "--" + name.replace("_", "-")
-        if flag in words:
-            values[name] = words[words.index(flag) + 1]
+    values = values_of(words)
     if script == "train_sft_warmstart.py":
         return f"{values['epochs']} passes over {values['traces']}"
     if script == "train_dpo.py":

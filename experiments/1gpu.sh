@@ -1,5 +1,5 @@
-# One card: warm start and GRPO of a small model, with thinking (rlmt) and without (rlhf), and benchmarks that need no judge;
-# a reward model that nothing is trained on scores the answers to WildBench.
+# One card: warm start and GRPO of a small model, with thinking (rlmt) and without (rlhf), and benchmarks that need no judge.
+# Reward models that nothing is trained on score the answers to WildBench, and along GRPO (gold) those to held-out prompts.
 #
 #   bash experiments/1gpu.sh                                        # Qwen2.5-1.5B on 24 GB
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
@@ -16,7 +16,8 @@ set -euo pipefail
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${TRACES:=data/traces.jsonl}" "${PROMPTS:=data/wildchat_if.jsonl}"
 : "${BENCHMARKS=wildbench-rm ifeval popqa ifbench mmlu_redux}" # names that evaluate.sh knows; the judges of the others cost money
-: "${GRPO_FLAGS:=}" "${GOLD_FLAGS:=}"      # of both runs of GRPO
+: "${GRPO_FLAGS:=}" # of both runs of GRPO, as are these; empty: no gold
+: "${GOLD_FLAGS=--gold Skywork/Skywork-Reward-V2-Llama-3.2-1B --gold-prompts data/wildchat_if_val.jsonl}"
 : "${REPORT_TO:=none}"                     # or wandb, trackio, tensorboard
 : "${DRY_RUN:=}"
 LAUNCH="accelerate launch --config_file accelerate/1gpu.yaml"
@@ -48,7 +49,7 @@ case $CARD/$MODEL in # how the warm start fits the card
   24gb/llama3.2-1b) SFT="--optim adamw_8bit --learning-rate 1e-5" ;;
   *) SFT="--preset $CARD" ;;
 esac
-inputs=("$TRACES" "$PROMPTS")
+inputs=("$TRACES" "$PROMPTS" $GOLD_FLAGS)
 if [[ $BENCHMARKS == *wildbench* ]]; then
   inputs+=(data/wildbench.jsonl)
 fi

@@ -14,15 +14,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import tyro
 
 from experiments import tables
+from notebooks.style import draw, split_seed
 from page import read_lines
 from utils import fail
 
@@ -41,7 +39,6 @@ NAMES = {  # of metrics in runs.csv; a program's score is gold, as nothing is tr
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
 TRAINING = ("reward", "reward/gold", "kl", "think/format_ok", "think/mean_tokens", "think/response_tokens")
 LAST_STEPS = 5
-COLOURS = {"grpo": "tab:blue", "ppo": "tab:orange", "dpo": "tab:green", "rlvr": "tab:red"}
 ABOUT = (
     "Gold: a program's score, which nothing is trained on; proxy: the reward that RL is trained on, of answers in good "
     "format. Response tokens: all but the thinking's, so the tags count among them. An answer without a value, as one that "
@@ -77,12 +74,6 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
         for path in sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")]):
             runs.append(path.parent)
     return runs
-
-
-def split_seed(name: str) -> tuple[str, str]:
-    """Splits ROW-sSEED; a name without a seed has seed 0."""
-    row, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups(default="0")
-    return row, seed
 
 
 def model_name(model: str) -> str:
@@ -266,19 +257,9 @@ def plot(curves: pd.DataFrame, path: Path) -> None:
     """
     size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
     figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
-    rows = curves["run"].map(lambda run: split_seed(run)[0])
     for axis, measure in zip(axes, ("gold", "proxy")):
-        for name, part in curves.groupby(rows, sort=False):
-            line = "solid"
-            if re.search("plain|rlhf", name):
-                line = "dashed"
-            if re.search("whole", name):  # the reward model reads the thinking too
-                line = "dotted"
-            colour = COLOURS.get(name.split("-")[0])
-            seeds = part.groupby("completions")[measure].agg(["mean", "min", "max"])
-            (drawn,) = axis.plot(seeds.index, seeds["mean"], c=colour, ls=line, marker=".", label=name)
-            axis.fill_between(seeds.index, seeds["min"], seeds["max"], color=drawn.get_color(), alpha=0.15)
-        axis.set(xlabel="completions sampled before", ylabel=measure)
+        draw(axis, curves, "completions", measure)
+        axis.set(xlabel="completions sampled before")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, dpi=100)
 

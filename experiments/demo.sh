@@ -13,7 +13,7 @@ set -euo pipefail
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core a command; nothing is downloaded
 export RUNS="$RESULTS/runs" LOGS="$RESULTS/runs/logs" RL="--preset toy --steps $STEPS"
 EVALUATE="eval_wildbench.py --tasks data/toy/benchmark_tasks.jsonl --judge data/toy/world.py:judge --max-tokens 128 \
-  --temperatures 1.0 --limit 256 --samples 4 --batch-size 256 --reward-model data/toy/reward_model --reward-on response"
+  --temperatures 1.0 --limit 128 --samples 4 --batch-size 256 --reward-model data/toy/reward_model --reward-on response"
 
 # Runs the lines that it reads, NAME SCRIPT FLAGS, with each seed, $LANES at a time; each goes to $RUNS/NAME-s$seed
 run_lines() {
@@ -58,7 +58,7 @@ grpo-plain train_grpo.py $RL $plain --reward-on response
 reward train_reward.py --preset toy --epochs 0.5
 END
 
-# --- 3. evaluation: four answers to each of 256 tasks
+# --- 3. evaluation: four answers to each of 128 tasks
 for name in sft-think sft-plain grpo-think grpo-plain grpo-think-whole ppo-think ppo-plain dpo-think dpo-plain; do
   echo "eval-$name $EVALUATE --model $RUNS/$name-s\$seed/model"
 done | run_lines

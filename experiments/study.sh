@@ -61,7 +61,7 @@ done
 TALLY=$RESULTS/data-tally
 EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --samples 4 --thinking-use \
   --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype bfloat16"
-prepare study-data-tally makes "$TALLY/tally_traces.jsonl" python -m data.tally --out "$TALLY"
+prepare study-data-tally makes "$TALLY/tally_traces.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
 for arm in computes after plain; do
   traces=$TALLY/tally_traces.jsonl think=think
   case $arm in

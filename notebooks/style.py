@@ -1,11 +1,12 @@
-"""Draws a run alike in all notebooks: a colour per method, solid with thinking and dashed without, as
-experiments/compare.py does."""
+"""Draws a run alike in all notebooks and pictures: a colour per method, solid with thinking, dashed without,
+and a row of several seeds as their mean in a band from the lowest to the highest."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 
 import matplotlib.pyplot as plt
+import pandas as pd
 
 plt.rcParams.update({"figure.dpi": 80, "legend.fontsize": 9, "lines.markersize": 4, "savefig.bbox": "tight"})
 COLOURS = {
@@ -20,7 +21,7 @@ MARKERS = "os^vD*XP"  # of runs with the same colour and line
 
 
 def of_runs(names: Iterable[str]) -> dict[str, dict]:
-    """Returns {run: arguments of plot}, by the words in the names of the runs."""
+    """Returns {run or row: arguments of plot}, by the words in their names."""
     styles = {}
     drawn = Counter()
     for name in names:
@@ -30,6 +31,8 @@ def of_runs(names: Iterable[str]) -> dict[str, dict]:
                 style["color"] = colour
         if re.search("plain|rlhf", name):
             style["linestyle"] = "dashed"
+        if "whole" in name:  # the reward model reads the thinking too
+            style["linestyle"] = "dotted"
         alike = tuple(style.values())
         styles[name] = style | {"marker": MARKERS[drawn[alike] % len(MARKERS)], "markevery": 0.1}
         drawn[alike] += 1
@@ -46,3 +49,30 @@ def of_bars(names: Iterable[str]) -> dict[str, list]:
         if style["linestyle"] == "dashed":
             fills[-1] = "white"
     return {"edgecolor": edges, "color": fills}
+
+
+def split_seed(name: str) -> tuple[str, str]:
+    """Splits ROW-sSEED; a name without a seed has seed 0."""
+    row, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups(default="0")
+    return row, seed
+
+
+def smooth(values, window: int = 5):
+    """Returns the mean of each value and those before it, of `window` at most; of a short series the values."""
+    if len(values) <= window:
+        return values
+    return values.rolling(window, min_periods=1).mean()
+
+
+def draw(axis, curves: pd.DataFrame, x: str, y: str, window: int = 1) -> None:
+    """Draws column `y` over `x`, a line per row. `curves` has a line per `run` and value of `x`."""
+    rows = curves["run"].map(lambda run: split_seed(run)[0])
+    styles = of_runs(rows.unique())
+    for name, part in curves.groupby(rows, sort=False):
+        seeds = smooth(part.pivot(index=x, columns="run", values=y), window)
+        axis.plot(seeds.index, seeds.mean(axis=1), label=name, **styles[name])
+        colour = styles[name]["color"]
+        axis.fill_between(
+            seeds.index, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.15, linewidth=0
+        )
+    axis.set(xlabel=x, ylabel=y)

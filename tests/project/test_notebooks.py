@@ -13,7 +13,6 @@ import pytest
 from script_runs import ROOT
 from test_page import completion, generation, write
 
-from experiments import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
 
@@ -79,8 +78,6 @@ def test_a_run_looks_alike_in_all_plots(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "notebooks")
     import style
 
-    for method, colour in compare.COLOURS.items():
-        assert style.of_runs([f"{method}-think-s0"])[f"{method}-think-s0"]["color"] == colour
     styles = style.of_runs(["toy-rlmt-s0", "toy-rlhf-s0", "toy-rlmt-careful-s0"]).values()
     assert [(line["linestyle"], line["marker"]) for line in styles] == [
         ("solid", "o"),
