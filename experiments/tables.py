@@ -405,12 +405,15 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
     notes += describe(numbers, "wording", "Words (of the judge, else of the prompt)")
     if numbers["n"].notna().any():
         notes.append(counts(numbers))
+    columns_of = {}
     for column, rows in rows_by(numbers, "fingerprint"):
         if len(rows) > 1:
-            sides = " against ".join(rows)
-            note = f"{column}: not to be compared, as judge, instructions or tasks differ: {sides}"
-            print(f"WARNING: {note}", file=sys.stderr)
-            notes.append(note)
+            columns_of.setdefault(" against ".join(rows), []).append(column)
+    for sides, columns in columns_of.items():
+        names = "; ".join(columns)
+        note = f"{names}: not to be compared, as judge, instructions or tasks differ: {sides}"
+        print(f"WARNING: {note}", file=sys.stderr)
+        notes.append(note)
     return notes
 
 
