@@ -255,7 +255,7 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     if args.reward_model and args.judge:
         metrics.append("proxy_reward")
     if args.thinking_use:
-        metrics += ["thinking_use", "thinking_use_same_task"]
+        metrics += thinking_use.METRICS
     n_completions = sum(numbers["status"].values())  # each may get several verdicts
     about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:

@@ -1,4 +1,4 @@
-"""Measures whether a model uses its thinking: how much likelier its response is after it than after another's.
+"""Measures whether a model uses its thinking: how much likelier its response is after it than after another.
 
 A model whose response follows from the prompt alone loses nothing when the thinking is swapped (0 nats).
 """
@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM
 from rlmt.chat import encode_prompt
 from rlmt.model import Policy, collate_ids, load_weights, micro_batches
 from rlmt.sampler import Completion
-from utils import DEVICE, THINK_FORMATS, compute_dtype, fail
+from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, join_thinking
 from benchmarks import shared
 from benchmarks.scoring import mean, task_means
 
+METRICS = ("thinking_use", "thinking_use_same_task", "thinking_use_empty")
 TOKENS_AT_ONCE = 8192
 
 
@@ -26,53 +27,58 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
     """Returns how many nats per response token are lost when a thinking is swapped, means over tasks.
 
     `thinking_use`: for that of the next other task; `thinking_use_same_task`: for that of another completion of
-    the same task. None where nothing can be swapped. Only completions in good format with thinking count.
+    the same task; `thinking_use_empty`: for none. None where nothing can be swapped. Only completions in good
+    format with thinking count. Greedy ones, too, are read at temperature 1.
 
     Args:
         rows: generations, those of a task next to each other.
         tasks: the id of the task of each.
     """
-    tag = THINK_FORMATS[shared.think_format(args)].opens_response
-    thought = [(task, row) for task, row in zip(tasks, rows) if row["status"] == "ok" and row["thinking"]]
-    swaps = []  # (what is measured, task, row, row whose thinking it gets)
+    think_format = shared.think_format(args)
+    empty = join_thinking("", "", think_format)
+    thought = []
+    for task, row in zip(tasks, rows):
+        if row["status"] == "ok" and row["thinking"]:
+            thought.append((task, row))
+    swaps = []  # (metric, task, row, the text whose thinking it gets)
     for place, (task, row) in enumerate(thought):
-        following = range(place - len(thought) + 1, place)  # from the next one on, round the end of the list
-        other_task = next((thought[other][1] for other in following if thought[other][0] != task), None)
-        same_task = next((thought[other][1] for other in following if thought[other][0] == task), None)
-        swaps.append(("own", task, row, row))
-        if other_task:
-            swaps.append(("thinking_use", task, row, other_task))
-        if same_task:
-            swaps.append(("thinking_use_same_task", task, row, same_task))
+        following = [
+            thought[other] for other in range(place - len(thought) + 1, place)
+        ]  # round the list's end
+        other_task = next((other["text"] for name, other in following if name != task), None)
+        same_task = next((other["text"] for name, other in following if name == task), None)
+        for metric, text in zip(("own", *METRICS), (row["text"], other_task, same_task, empty)):
+            if text is not None:
+                swaps.append((metric, task, row, text))
 
     # all at once, since the model is loaded for it
-    nats = response_nats(args, tag, [(row, other) for _, _, row, other in swaps])
+    nats = response_nats(args, THINK_FORMATS[think_format].opens_response, [swap[2:] for swap in swaps])
     own = {}
-    lost = {"thinking_use": [], "thinking_use_same_task": []}
-    tasks_of = {name: [] for name in lost}
-    for (name, task, row, _), value in zip(swaps, nats):
-        if name == "own":
+    lost = {metric: [] for metric in METRICS}
+    tasks_of = {metric: [] for metric in METRICS}
+    for (metric, task, row, _), value in zip(swaps, nats):
+        if metric == "own":
             own[row["id"]] = value
         else:
-            lost[name].append(own[row["id"]] - value)
-            tasks_of[name].append(task)
+            lost[metric].append(own[row["id"]] - value)
+            tasks_of[metric].append(task)
     numbers = {"task_means": {}}
-    for name in lost:
-        numbers["task_means"][name] = task_means(lost[name], tasks_of[name])
-        numbers[name] = mean(numbers["task_means"][name].values())
+    for metric in METRICS:
+        numbers["task_means"][metric] = task_means(lost[metric], tasks_of[metric])
+        numbers[metric] = mean(numbers["task_means"][metric].values())
     return numbers
 
 
 @torch.no_grad()
-def response_nats(args, tag: str, pairs: list[tuple[dict, dict]]) -> list[float]:
-    """Returns the mean log-probability per token of each first row's response after the second's thinking."""
+def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
+    """Returns the mean log-probability per token of each row's response after the thinking of the text."""
     if not pairs:
         return []
     tokenizer = shared.load_model_tokenizer(args)
     completions = []
-    for row, other in pairs:
+    for row, text in pairs:
         response = row["text"].partition(tag)[2]
-        thinking = "".join(other["text"].partition(tag)[:2])
+        thinking = "".join(text.partition(tag)[:2])
         start, ids = tokenizer([thinking, response], add_special_tokens=False)["input_ids"]
         prompt_ids = encode_prompt(tokenizer, row["messages"]) + start
         completions.append(Completion(row["id"], row["messages"], prompt_ids, ids))

@@ -34,13 +34,14 @@ NAMES = {  # of metrics in runs.csv; a program's score is gold, as nothing is tr
     "response_tokens": "response tokens",
     "thinking_use": "thinking use",
     "thinking_use_same_task": "thinking use, same task",
+    "thinking_use_empty": "thinking use, empty",
 }
 # rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
 TRAINING = ("reward", "reward/gold", "kl", "think/format_ok", "think/mean_tokens", "think/response_tokens")
 LAST_STEPS = 5
 ABOUT = (
-    "Gold: a program's score, which nothing is trained on; proxy: the reward that RL is trained on, of answers in good "
+    "Gold: a program's score, which is no row's reward; proxy: the reward that RL is trained on, of answers in good "
     "format. Response tokens: all but the thinking's, so the tags count among them. An answer without a value, as one that "
     "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
@@ -179,10 +180,13 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]
             if "gold" in column:
                 wins = (np.sign(means[column]) + 1) / 2
                 cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
-        if "gold" in means and "response tokens" in means:
-            both = pd.concat([means["gold"], means["response tokens"]], axis=1).dropna()
+        for gold in [column for column in means if column.startswith("gold")]:  # of each temperature
+            lengths = means.get(gold.replace("gold", "response tokens"))
+            if lengths is None:
+                continue
+            both = pd.concat([means[gold], lengths], axis=1).dropna()
             value, error = compare_at_equal_length(both.iloc[:, 0], both.iloc[:, 1])
-            cell = {"row": name, "benchmark": "gold, at equal length", "n": len(both), "ours": value}
+            cell = {"row": name, "benchmark": f"{gold}, at equal length", "n": len(both), "ours": value}
             cells.append(cell | {"low": value - 1.96 * error, "high": value + 1.96 * error})
     return cells
 
@@ -227,15 +231,15 @@ def describe_reward_models(runs: list[Path]) -> str:
 def read_curves(runs: list[Path]) -> pd.DataFrame:
     """Reads gold and proxy of every RL run, by the completions that were sampled before.
 
-    They are those of the held-out prompts if a run has some, else of a step's own completions.
+    They are those of the held-out prompts if the run has some, else of a step's own completions.
     """
-    file = "metrics.jsonl"
-    n_before = 1  # the line of a step is about what was sampled before it
-    if any((run / "held_out.jsonl").exists() for run in runs):
-        file = "held_out.jsonl"
-        n_before = 0
     curves = [pd.DataFrame()]
     for run in runs:
+        file = "held_out.jsonl"
+        n_before = 0
+        if not (run / file).exists():
+            file = "metrics.jsonl"
+            n_before = 1  # the line of a step is about what was sampled before it
         if not (run / file).exists():
             continue
         used = json.loads((run / "config.json").read_text())["args"]

@@ -8,7 +8,8 @@
 # A run goes to $RESULTS/NAME-s$SEED. `from NAME` starts it from that run's model, and `needs NAME` wants another line first.
 # A row without SCRIPT evaluates the model that the line of its name trains elsewhere, or $MODEL: a folder or hub name.
 # Variables before a line hold for it alone: MAX_TOKENS and THINK_FORMAT of its evaluation, MODEL, MODEL_FLAGS, EVALUATE, LAUNCH.
-# Without MAX_TOKENS an answer has the authors' limit: 8192 with thinking and for all Zero models, 4096 for other rlhf and sft-plain.
+# Without MAX_TOKENS an answer has 128 tokens with EVALUATE, else the authors' limit: 8192 with thinking and for all Zero models,
+# 4096 for other rlhf and sft-plain.
 #
 # An interrupted line goes on with the same command. BLOCK=NAME runs one stage, preparation or training of a row alone, and
 # BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS

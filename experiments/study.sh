@@ -3,11 +3,11 @@
 #   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
 #   python -m experiments.compare results/study                 # table and paired differences of all that has run
 #
-# Parts are independent of each other, and each uses one core: start two of them, or two ranges of seeds, side by side.
+# Each part uses one core: start two of them, or two ranges of seeds, side by side. `hack` starts from one row of `order`.
 set -euo pipefail
 : "${RESULTS:=results/study}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
-GOLD_FLAGS= # every run here has a gold of its own
+GOLD_FLAGS= # preset toy has a gold of its own
 JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
 . experiments/rows.sh
 MAX_TOKENS=160
@@ -18,11 +18,11 @@ for wishes in 3 5 7; do
   for first in headline bill; do
     task=$first-$wishes data=$RESULTS/data-$first-$wishes
     EVALUATE="$JUDGED --tasks $data/benchmark_tasks.jsonl"
-    order="--n-wishes $wishes"
+    request="--n-wishes $wishes"
     if [ $first = bill ]; then
-      order="$order --bill-first"
+      request="$request --bill-first"
     fi
-    prepare "study-data-$task" makes "$data/sft_traces.jsonl" python -m data.toy.world --out "$data" $order
+    prepare "study-data-$task" makes "$data/sft_traces.jsonl" python -m data.toy.world --out "$data" $request
     for way in think plain; do
       row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --epochs 1 --traces "$data/sft_traces.jsonl" --think-format $way
       row "order/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way

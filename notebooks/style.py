@@ -31,7 +31,7 @@ def of_runs(names: Iterable[str]) -> dict[str, dict]:
                 style["color"] = colour
         if re.search("plain|rlhf", name):
             style["linestyle"] = "dashed"
-        if "whole" in name:  # the reward model reads the thinking too
+        if re.search(r"whole|think\+response", name):  # the reward model reads the thinking too
             style["linestyle"] = "dotted"
         alike = tuple(style.values())
         styles[name] = style | {"marker": MARKERS[drawn[alike] % len(MARKERS)], "markevery": 0.1}

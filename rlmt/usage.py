@@ -1,4 +1,4 @@
-"""Answers a command line that cannot be run: the help, one line for each mistake, a config that is read back.
+"""Prints the help, explains words that are no flags, and reads a run's config back.
 
 rlmt/run.py imports it only for these. docs/flags.md, which says what a flag of TRL or verl is called here, is
 read as it stands.

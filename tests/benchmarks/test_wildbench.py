@@ -339,7 +339,9 @@ def test_thinking_use_is_what_a_naive_loop_finds():
     )
     assert numbers["thinking_use"] == pytest.approx((np.mean(lost[:2]) + lost[2]) / 2, abs=1e-4)
     assert numbers["task_means"]["thinking_use_same_task"] == pytest.approx({"a": np.mean(same)}, abs=1e-4)
-    assert max(map(abs, lost)) > 0.1
+    empty = [own[i] - nats(rows[i], {"text": "<think>  </think> <response>"}) for i in range(3)]
+    assert numbers["thinking_use_empty"] == pytest.approx((np.mean(empty[:2]) + empty[2]) / 2, abs=1e-4)
+    assert min(map(abs, lost + empty)) > 0.1
 
 
 def test_several_answers_are_averaged_by_task():
