@@ -17,7 +17,10 @@ A row's name says how its model was made: `released`, `prompted-think` (an instr
 `-as-released` at its end the row trains nothing: it evaluates the checkpoint of the paper's authors.
 """
 
-import importlib
+import contextlib
+import difflib
+import importlib.util
+import io
 import os
 import re
 import shlex
@@ -58,7 +61,7 @@ class Args:
     """One row of the table; empty: all of them."""
     # what to do
     list: bool = False
-    """Print every row with its status."""
+    """Print every row, of all tables or of --table, with its status."""
     show: str = ""
     """TABLE/ROW, such as table1/llama3.1-8b-rlmt: print its commands and those that come before it, to
     paste."""
@@ -137,7 +140,10 @@ def read_blocks() -> dict[str, Block]:
                 fail(f"{path}: it has rows, but no line `. experiments/rows.sh` before them")
             continue
         listing = ["env", "-u", "RESULTS", "LIST=1", "bash", str(path)]
-        for line in subprocess.check_output(listing, cwd=HERE, text=True).splitlines():
+        listed = subprocess.run(listing, cwd=HERE, text=True, stdout=subprocess.PIPE)
+        if listed.returncode:
+            fail(f"{path}: bash cannot read it; its message is above")
+        for line in listed.stdout.splitlines():
             kind, name, folder, evaluations, needs = line.split("|")
             if name in blocks:
                 fail(f"experiments/*.sh: {name} is there twice; give one of them another name")
@@ -234,26 +240,52 @@ def commands_of(command: list[str], variables: dict[str, str]) -> list[list[str]
 
 
 def values_of(words: list[str]) -> dict[str, object]:
-    """Returns the arguments of a training command, by field; {} of another command."""
+    """Returns the arguments of a training command, by field, as its script parses them; {} of another command.
+
+    Exits with 2 for what the script would refuse, before hours of other jobs.
+    """
     script = next((word for word in words if word.startswith("train_")), "")
     if not script:
         return {}
-    module = importlib.import_module(script.removesuffix(".py"))
-    values = vars(module.Args())
-    if "--preset" in words:
-        values |= module.PRESETS[words[words.index("--preset") + 1]]
-    for field in values:
-        flag = "--" + field.replace("_", "-")
-        if flag in words[:-1]:
-            values[field] = words[words.index(flag) + 1]
-    return values
+    name = script.removesuffix(".py")
+    if not importlib.util.find_spec(name):
+        fail(f"{shlex.join(words)}: there is no {script}")
+    from rlmt.run import parse_args  # here, as --list and --show need no torch
+
+    module = importlib.import_module(name)
+    typed = sys.argv
+    sys.argv = words[words.index(script) :]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return vars(parse_args(module.Args, module.PRESETS))
+    except SystemExit:
+        print(f"this is wrong in {shlex.join(words)}")
+        raise
+    finally:
+        sys.argv = typed
 
 
 def inputs_of(words: list[str]) -> set[str]:
-    """Returns the data and the checkpoint that a command reads."""
-    inputs = {*words, *map(str, values_of(words).values())}
+    """Returns the data, the checkpoint and the reward files that a command reads."""
+    inputs = set(words)
+    for value in values_of(words).values():
+        if isinstance(value, tuple):
+            inputs.update(map(str, value))
+        else:
+            inputs.add(str(value))
     # the jobs themselves make what is in data/toy, and data/smollm2
-    return {path for path in inputs if re.match("checkpoints/|data/(?!toy/|smollm2)", path)}
+    of_user = "checkpoints/|data/(?!toy/|smollm2)|.*[.]py:"
+    return {
+        path.partition(".py:")[0] + ".py" * (".py:" in path) for path in inputs if re.match(of_user, path)
+    }
+
+
+def missing_inputs(jobs: list[Job], args: Args, root: Path) -> list[str]:
+    """Lists what the jobs read and is not there."""
+    inputs = set()
+    for words in all_commands(jobs, args, root):
+        inputs |= inputs_of(words)
+    return sorted(path for path in inputs if not (HERE / path).exists())
 
 
 def all_commands(jobs: list[Job], args: Args, root: Path) -> Iterator[list[str]]:
@@ -267,7 +299,7 @@ def all_commands(jobs: list[Job], args: Args, root: Path) -> Iterator[list[str]]
 
 
 def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
-    """Prints what the jobs take: runs and GPU-hours, passes over the data, and calls of judges."""
+    """Prints what the jobs take: runs and GPU-hours of training, passes over the data, calls of judges, data."""
     runs = Counter()  # on several GPUs
     calls = Counter()
     for words in all_commands(jobs, args, root):
@@ -286,6 +318,9 @@ def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
     for judge, n_calls in calls.items():
         if n_calls:
             print(f"judge {judge}: {n_calls} calls; each evaluation's own --dry-run estimates what they cost")
+    missing = missing_inputs(jobs, args, root)
+    if missing:
+        print(f"missing: {', '.join(missing)}")
 
 
 def passes_over_data(script: str, words: list[str]) -> str:
@@ -296,7 +331,7 @@ def passes_over_data(script: str, words: list[str]) -> str:
     if script == "train_dpo.py":
         n_prompts = values["rounds"] * values["prompts_per_round"]  # 0: all
         return f"{n_prompts or 'all'} prompts of {values['prompts']}"
-    n_prompts = int(values["steps"]) * int(values["prompts_per_step"])
+    n_prompts = values["steps"] * values["prompts_per_step"]
     text = f"{n_prompts} prompts of {values['prompts']}"
     path = HERE / values["prompts"]
     if path.suffix == ".jsonl" and path.exists():
@@ -315,15 +350,13 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
 
     judging = tyro.cli(JudgeFlags, args=args.judge_flags.split())
     judging = replace(judging, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
-    inputs = set()
     judges = {}
     for words in all_commands(jobs, args, root):
-        inputs |= inputs_of(words)
         for judge in re.findall(r"--judge (\S+)", " ".join(words)):
             if is_behind_endpoint(judge):
                 judges[judge] = replace(judging, judge=judge)
 
-    missing = sorted(path for path in inputs if not (HERE / path).exists())
+    missing = missing_inputs(jobs, args, root)
     if missing:
         names = ", ".join(missing)
         fail(f"{names}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
@@ -375,6 +408,8 @@ def stop(*_) -> None:
 def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
+        if args.table not in ("", table):
+            continue
         for row, block in blocks.items():
             root = args.results / block.folder
             states = [f"s{seed}: {status(root, block, seed)}" for seed in args.seeds]
@@ -389,7 +424,8 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     in_table = rows[args.table]
     if args.row:
         if args.row not in in_table:
-            fail(f"--row {args.row!r}: table {args.table} has {', '.join(in_table)}")
+            names = difflib.get_close_matches(args.row, in_table) or in_table
+            fail(f"--row {args.row!r}: table {args.table} has {', '.join(names)}")
         return [in_table[args.row]]
     wanted = []
     for row, block in in_table.items():

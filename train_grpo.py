@@ -445,7 +445,7 @@ def accumulate_gradients(
             # DDP and FSDP2 average gradients over processes; we want their sum
             accelerator.backward(loss * accelerator.num_processes)
 
-        # the loss is a mean already: undoes the division below
+        # all sums are divided by n_tokens below, but the loss is a mean already
         batch_sums["loss"] = loss.detach() * n_tokens
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
@@ -565,13 +565,12 @@ def main(args: Args) -> None:
                 # DAPO drops groups that stay flat. Here their advantage is 0, but dense rewards still add
                 # theirs, and their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
-            # the model behind the reward `prime` learns here
+            # adds those of dense rewards; the model behind one of them, `prime`, learns here
             metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
             train.timer.end("advantage")
 
             # 4. update, in which all processes have completions of about equal lengths
-            # also what is logged: an update changes nothing of it
-            everyone = gather_object(completions)
+            everyone = gather_object(completions)  # logged at the end of the step
             completions = deal(everyone, accelerator)
             if args.updates_per_rollout > 1:
                 # later updates compare the policy with what it was before the first
@@ -579,7 +578,7 @@ def main(args: Args) -> None:
                     model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
                 )
             updates = []
-            # its order has a seed of its own: those of `replace_flat_groups` end with 1 and more
+            # the last number of the seed: `replace_flat_groups` has 1, 2, ...
             for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
                 update_metrics = accumulate_gradients(
                     mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator

@@ -3,7 +3,8 @@
 #
 #   bash experiments/1gpu.sh                                        # Qwen2.5-1.5B on 24 GB
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
-#   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of the warm starts
+#   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of each stage
+#   TRACES=MY.jsonl PROMPTS=MY.csv GOLD_FLAGS= bash experiments/1gpu.sh
 #   BENCHMARKS= bash experiments/1gpu.sh                            # without evaluations
 #   GRPO_FLAGS="--steps 60" GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE" bash experiments/1gpu.sh
 #
@@ -70,7 +71,11 @@ PLAIN=$RUN-sft-plain-s$SEED
 train sft_warmstart sft-think $SFT --model "$base" --traces "$TRACES" $DRY_RUN
 train sft_warmstart sft-plain $SFT --model "$base" --traces "$TRACES" $DRY_RUN --think-format plain
 
-if [ -n "$DRY_RUN" ]; then exit; fi # what follows starts from the models of these two
+GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
+if [ -n "$DRY_RUN" ]; then
+  train grpo rlmt $GRPO --model "$base" $DRY_RUN # in truth from the first of these two
+  exit
+fi
 
 # --- Benchmarks of both, before GRPO. Without thinking 4096 tokens, as in the paper
 
@@ -79,7 +84,6 @@ MAX_TOKENS=4096 evaluate "$RESULTS/$PLAIN/model" "$PLAIN"
 
 # --- GRPO from them, with LoRA
 
-GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
 train grpo rlmt $GRPO --model "$RESULTS/$THINK/model"
 train grpo rlhf $GRPO --model "$RESULTS/$PLAIN/model" --think-format plain
 

@@ -293,7 +293,8 @@ def wording_of(run: Path) -> str | None:
 
 def judge_of(run: Path, judge: str) -> str:
     """Returns the name of a run's judge, with its address and the name that the server gives, if there are any."""
-    if not (run / "config.json").exists() or not (run / "summary.json").exists():
+    is_here = (run / "config.json").exists() and (run / "summary.json").exists()
+    if pd.isna(judge) or not is_here:  # a number without a judge, or one of another machine
         return judge
     url = json.loads((run / "config.json").read_text())["args"].get("judge_url")
     replied = json.loads((run / "summary.json").read_text()).get("replied", {}).get("judge")

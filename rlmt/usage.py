@@ -66,7 +66,7 @@ def print_help(default, presets: dict[str, dict]) -> None:
     if presets:
         print("\npresets: values that --preset NAME sets; a flag overrides them")
     for name, values in presets.items():
-        print("  " + textwrap.shorten(f"{name}: {values}", width - 2))
+        print(textwrap.fill(f"{name}: {values}", width, initial_indent="  ", subsequent_indent=" " * 6))
 
 
 def head_of(name: str, hint, value) -> str:

@@ -355,6 +355,8 @@ def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, t
         assert path in error
     args = reproduce.Args(table="3", row="qwen2.5-7b-rlmt-ppo-as-released", run=True, results=tmp_path)
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
+    assert "do you mean --beta" in exits(reproduce.values_of, ["python", "train_grpo.py", "--betta", "0"])
+    assert "there is no train_gpro.py" in exits(reproduce.values_of, ["python", "train_gpro.py"])
 
 
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
