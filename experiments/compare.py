@@ -181,10 +181,10 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]
                 wins = (np.sign(means[column]) + 1) / 2
                 cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
         for gold in [column for column in means if column.startswith("gold")]:  # of each temperature
-            lengths = means.get(gold.replace("gold", "response tokens"))
-            if lengths is None:
-                continue
+            lengths = means.get(gold.replace("gold", "response tokens"), pd.Series(dtype=float))
             both = pd.concat([means[gold], lengths], axis=1).dropna()
+            if both.empty:  # no lengths, or no values task by task
+                continue
             value, error = compare_at_equal_length(both.iloc[:, 0], both.iloc[:, 1])
             cell = {"row": name, "benchmark": f"{gold}, at equal length", "n": len(both), "ours": value}
             cells.append(cell | {"low": value - 1.96 * error, "high": value + 1.96 * error})

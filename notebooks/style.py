@@ -69,7 +69,9 @@ def draw(axis, curves: pd.DataFrame, x: str, y: str, window: int = 1) -> None:
     rows = curves["run"].map(lambda run: split_seed(run)[0])
     styles = of_runs(rows.unique())
     for name, part in curves.groupby(rows, sort=False):
-        seeds = smooth(part.pivot(index=x, columns="run", values=y), window)
+        seeds = smooth(part.pivot(index=x, columns="run", values=y).dropna(how="all"), window)
+        if seeds.empty:  # as the proxy of a run without reward model
+            continue
         axis.plot(seeds.index, seeds.mean(axis=1), label=name, **styles[name])
         colour = styles[name]["color"]
         axis.fill_between(
