@@ -29,9 +29,7 @@ def top_imports(text: str) -> set[str]:
 def test_an_installed_project_has_all_modules():
     setuptools = PROJECT["tool"]["setuptools"]
     assert setuptools["py-modules"] == sorted(path.stem for path in FILES if path.parent == Path())
-    folders = {
-        ".".join(path.parts[:-1]) for path in FILES if path.parts[0] not in ("tests", "notebooks", "examples")
-    }
+    folders = {".".join(path.parts[:-1]) for path in FILES if path.parts[0] not in ("tests", "examples")}
     assert setuptools["packages"] == sorted(folders - {""})
 
 
