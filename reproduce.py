@@ -29,7 +29,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -239,12 +238,17 @@ def commands_of(command: list[str], variables: dict[str, str]) -> list[list[str]
     return [shlex.split(line) for line in shown.splitlines()]
 
 
+def script_of(words: list[str]) -> str:
+    """Returns the training script of a command, or ""."""
+    return next((word for word in words if word.startswith("train_")), "")
+
+
 def values_of(words: list[str]) -> dict[str, object]:
     """Returns the arguments of a training command, by field, as its script parses them; {} of another command.
 
     Exits with 2 for what the script would refuse, before hours of other jobs.
     """
-    script = next((word for word in words if word.startswith("train_")), "")
+    script = script_of(words)
     if not script:
         return {}
     name = script.removesuffix(".py")
@@ -275,35 +279,35 @@ def inputs_of(words: list[str]) -> set[str]:
             inputs.add(str(value))
     # the jobs themselves make what is in data/toy, and data/smollm2
     of_user = "checkpoints/|data/(?!toy/|smollm2)|.*[.]py:"
-    return {
-        path.partition(".py:")[0] + ".py" * (".py:" in path) for path in inputs if re.match(of_user, path)
-    }
+    return {re.sub("[.]py:.*", ".py", path) for path in inputs if re.match(of_user, path)}
 
 
-def missing_inputs(jobs: list[Job], args: Args, root: Path) -> list[str]:
-    """Lists what the jobs read and is not there."""
+def missing_inputs(commands: list[list[str]]) -> list[str]:
+    """Lists what the commands read and is not there."""
     inputs = set()
-    for words in all_commands(jobs, args, root):
+    for words in commands:
         inputs |= inputs_of(words)
     return sorted(path for path in inputs if not (HERE / path).exists())
 
 
-def all_commands(jobs: list[Job], args: Args, root: Path) -> Iterator[list[str]]:
-    """Yields the commands of the jobs, and after evaluate.sh those that it runs."""
+def all_commands(jobs: list[Job], args: Args, root: Path) -> list[list[str]]:
+    """Lists the commands of the jobs, and after evaluate.sh those that it runs."""
+    commands = []
     for block, seed in jobs:
         variables = variables_of(args, root, seed)
         for words in commands_of(block.command, variables):
-            yield words
+            commands.append(words)
             if "experiments/evaluate.sh" in words:
-                yield from commands_of(words, variables)
+                commands += commands_of(words, variables)
+    return commands
 
 
-def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
+def print_costs(commands: list[list[str]]) -> None:
     """Prints what the jobs take: runs and GPU-hours of training, passes over the data, calls of judges, data."""
     runs = Counter()  # on several GPUs
     calls = Counter()
-    for words in all_commands(jobs, args, root):
-        script = next((word for word in words if word.startswith("train_")), "")
+    for words in commands:
+        script = script_of(words)
         runs[script] += words[0] == "accelerate"
         if script in HOURS:
             print(f"{words[words.index('--out') + 1]}: {passes_over_data(script, words)}")
@@ -318,7 +322,7 @@ def print_costs(jobs: list[Job], args: Args, root: Path) -> None:
     for judge, n_calls in calls.items():
         if n_calls:
             print(f"judge {judge}: {n_calls} calls; each evaluation's own --dry-run estimates what they cost")
-    missing = missing_inputs(jobs, args, root)
+    missing = missing_inputs(commands)
     if missing:
         print(f"missing: {', '.join(missing)}")
 
@@ -340,8 +344,8 @@ def passes_over_data(script: str, words: list[str]) -> str:
     return text
 
 
-def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
-    """Asks the judges of the jobs, before days of training; exits with 2 if one does not answer, or if data
+def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
+    """Asks the judges of the commands, before days of training; exits with 2 if one does not answer, or if data
     are missing."""
     # imported here, as --list and --show need no torch
     from benchmarks.flags import JudgeFlags
@@ -351,12 +355,12 @@ def check_inputs(jobs: list[Job], args: Args, root: Path) -> None:
     judging = tyro.cli(JudgeFlags, args=args.judge_flags.split())
     judging = replace(judging, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
     judges = {}
-    for words in all_commands(jobs, args, root):
+    for words in commands:
         for judge in re.findall(r"--judge (\S+)", " ".join(words)):
             if is_behind_endpoint(judge):
                 judges[judge] = replace(judging, judge=judge)
 
-    missing = missing_inputs(jobs, args, root)
+    missing = missing_inputs(commands)
     if missing:
         names = ", ".join(missing)
         fail(f"{names}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
@@ -472,10 +476,11 @@ def main(args: Args) -> None:
         wanted = wanted_blocks(args, rows)
         root = args.results / wanted[0].folder
         jobs = plan(args, wanted, blocks, root)
+        commands = all_commands(jobs, args, root)
         if args.dry_run:
-            print_costs(jobs, args, root)
+            print_costs(commands)
             return
-        check_inputs(jobs, args, root)
+        check_inputs(commands, args, root)
         run_jobs(jobs, args, root)
         tables.render(args.results, rows)
     else:

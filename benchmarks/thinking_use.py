@@ -42,9 +42,7 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
             thought.append((task, row))
     swaps = []  # (metric, task, row, the text whose thinking it gets)
     for place, (task, row) in enumerate(thought):
-        following = [
-            thought[other] for other in range(place - len(thought) + 1, place)
-        ]  # round the list's end
+        following = thought[place + 1 :] + thought[:place]
         other_task = next((other["text"] for name, other in following if name != task), None)
         same_task = next((other["text"] for name, other in following if name == task), None)
         for metric, text in zip(("own", *METRICS), (row["text"], other_task, same_task, empty)):
