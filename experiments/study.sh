@@ -33,13 +33,14 @@ done
 # --- 2. Where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
 HELD_OUT="--steps 100 --save-steps 10 --gold-prompts data/toy/held_out_prompts.jsonl"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl"
+prepare study-data python -m data.toy.world
 prepare study-medium-rm makes "$RESULTS/reward-medium/model.safetensors" python -m data.toy.models reward --base data/toy/base \
   --batch 12 --steps 150 --out "$RESULTS/reward-medium"
 for beta in 0 0.04; do
   for reads in response think+response; do
     HACK="--preset toy $HELD_OUT --reward-on $reads --beta $beta"
-    row "hack/shipped-$reads-beta$beta" from headline-5-sft-think grpo $HACK
-    row "hack/medium-$reads-beta$beta" from headline-5-sft-think needs study-medium-rm grpo $HACK --reward-model "$RESULTS/reward-medium"
+    row "hack/shipped-$reads-beta$beta" from headline-5-sft-think needs study-data grpo $HACK
+    row "hack/medium-$reads-beta$beta" from headline-5-sft-think needs study-data needs study-medium-rm grpo $HACK --reward-model "$RESULTS/reward-medium"
   done
 done
 
@@ -47,7 +48,6 @@ done
 SMALL="--preset small --dtype bfloat16"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
 prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
-prepare study-data python -m data.toy.world
 for way in think plain; do
   row "bridge/menu-sft-$way" needs study-smollm2 needs study-data sft $SMALL --epochs 1 --learning-rate 1e-3 \
     --traces data/toy/sft_traces.jsonl --think-format $way
