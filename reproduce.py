@@ -54,10 +54,11 @@ QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} 
 
 @dataclass
 class Args:
-    table: str = ""
-    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/."""
+    table: tuple[str, ...] = ()
+    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/; several share
+    what they need."""
     row: str = ""
-    """One row of the table; empty: all of them."""
+    """One row of these tables; empty: all of them."""
     # what to do
     list: bool = False
     """Print every row, of all tables or of --table, with its status."""
@@ -412,7 +413,7 @@ def stop(*_) -> None:
 def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
-        if args.table not in ("", table):
+        if args.table and table not in args.table:
             continue
         for row, block in blocks.items():
             root = args.results / block.folder
@@ -421,23 +422,27 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
 
 
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
-    """Returns the blocks of --table and --row; of a whole table without the rows whose checkpoint is not
+    """Returns the blocks of --table and --row; of whole tables without the rows whose checkpoint is not
     here."""
-    if args.table not in rows:
-        fail(f"--table {args.table!r}: use one of {', '.join(rows)}")
-    in_table = rows[args.table]
+    if not args.table or not set(args.table) <= set(rows):
+        fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
+    in_tables = [block for table in args.table for block in rows[table].values()]
     if args.row:
-        if args.row not in in_table:
-            names = difflib.get_close_matches(args.row, in_table) or in_table
-            fail(f"--row {args.row!r}: table {args.table} has {', '.join(names)}")
-        return [in_table[args.row]]
+        named = [block for block in in_tables if block.row == args.row]
+        if not named:
+            names = [block.row for block in in_tables]
+            nearest = difflib.get_close_matches(args.row, names) or ["those that --list prints"]
+            fail(f"--row {args.row!r}: table {', '.join(args.table)} has {', '.join(nearest)}")
+        return named
     wanted = []
-    for row, block in in_table.items():
-        checkpoint = HERE / "checkpoints" / row.removesuffix(tables.AS_RELEASED)
-        if row.endswith(tables.AS_RELEASED) and not checkpoint.exists():
-            print(f"{row} is left out: no folder {checkpoint}; see docs/paper.md")
+    for block in in_tables:
+        checkpoint = HERE / "checkpoints" / block.row.removesuffix(tables.AS_RELEASED)
+        if block.row.endswith(tables.AS_RELEASED) and not checkpoint.exists():
+            print(f"{block.row} is left out: no folder {checkpoint}; see docs/paper.md")
         else:
             wanted.append(block)
+    if len({block.folder for block in wanted}) > 1:
+        fail(f"--table {' '.join(args.table)}: their runs have different folders; one table at a time")
     return wanted
 
 
@@ -488,4 +493,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --list | head ends quietly
     main(tyro.cli(Args))

@@ -54,12 +54,16 @@ inputs=("$TRACES" "$PROMPTS" $GOLD_FLAGS)
 if [[ $BENCHMARKS == *wildbench* ]]; then
   inputs+=(data/wildbench.jsonl)
 fi
+missing=()
 for input in "${inputs[@]}"; do
   if [[ $input == data/* && ! -e ${input%%:*} ]]; then # other names may be on the hub
-    echo "error: $input: missing; README.md has the command that makes it" >&2
-    exit 2
+    missing+=("$input")
   fi
 done
+if [ ${#missing[@]} -gt 0 ]; then
+  echo "error: missing: ${missing[*]}; README.md has the commands that make them" >&2
+  exit 2
+fi
 # hub data sets, NLTK's data, judges, lengths: a dry run with the model from which all start. It needs no chat template then
 MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$RUN-dry-run"
 

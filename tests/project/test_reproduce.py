@@ -328,7 +328,7 @@ row mine/broken from sft grpo --fail
 
 
 def planned(root: Path, blocks: dict, *names: str) -> list[tuple[reproduce.Block, int]]:
-    args = reproduce.Args(table="mine", seeds=(0, 1))
+    args = reproduce.Args(table=("mine",), seeds=(0, 1))
     return reproduce.plan(args, [blocks[name] for name in names], blocks, root)
 
 
@@ -349,11 +349,11 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch):
 def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "HERE", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    args = reproduce.Args(table="1", row="llama3.1-8b-rlmt", run=True, results=tmp_path)
+    args = reproduce.Args(table=("1",), row="llama3.1-8b-rlmt", run=True, results=tmp_path)
     error = exits(reproduce.main, args)
     for path in ("data/traces.jsonl", "data/wildchat_if.jsonl", "data/alpacaeval2", "data/mmlu_redux"):
         assert path in error
-    args = reproduce.Args(table="3", row="qwen2.5-7b-rlmt-ppo-as-released", run=True, results=tmp_path)
+    args = reproduce.Args(table=("3",), row="qwen2.5-7b-rlmt-ppo-as-released", run=True, results=tmp_path)
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
     assert "do you mean --beta" in exits(reproduce.values_of, ["python", "train_grpo.py", "--betta", "0"])
     assert "there is no train_gpro.py" in exits(reproduce.values_of, ["python", "train_gpro.py"])
@@ -372,7 +372,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
         f"MAX_TOKENS=96 THINK_FORMAT=plain MODEL=data/toy/base row mine/{row} needs data\n"
     )
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
-    args = reproduce.Args(table="mine", row=row, run=True, results=tmp_path)
+    args = reproduce.Args(table=("mine",), row=row, run=True, results=tmp_path)
     reproduce.main(args)
     capsys.readouterr()
     table = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["row", "benchmark"])
@@ -387,7 +387,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
 
 
 def test_a_dry_run_counts_what_is_left_and_a_judge_of_ones_own_is_asked(tmp_path, capsys):
-    args = reproduce.Args(table="1", row="llama3.1-8b-rlmt", run=True, dry_run=True, results=tmp_path)
+    args = reproduce.Args(table=("1",), row="llama3.1-8b-rlmt", run=True, dry_run=True, results=tmp_path)
     reproduce.main(args)
     printed = capsys.readouterr().out
     assert "train_grpo.py: 1 runs; at 8B, by the paper's README, 62 H100-hours" in printed
