@@ -57,8 +57,8 @@ class Args:
     table: tuple[str, ...] = ()
     """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/; several share
     what they need."""
-    row: str = ""
-    """One row of these tables; empty: all of them."""
+    row: tuple[str, ...] = ()
+    """Rows of these tables; none: all of them."""
     # what to do
     list: bool = False
     """Print every row, of all tables or of --table, with its status."""
@@ -70,7 +70,7 @@ class Args:
     dry_run: bool = False
     """With --run, print what is left and what it takes instead: runs, GPU-hours, passes over the data, calls."""
     tables: bool = False
-    """Render every table from runs.csv as Markdown and csv."""
+    """Render every table, or those of --table, from runs.csv as Markdown and csv."""
     # how
     seeds: tuple[int, ...] = (0,)
     """Random seeds; each has run folders of its own."""
@@ -181,7 +181,7 @@ def status(root: Path, block: Block, seed: int) -> str:
     if all((folder / "summary.json").exists() for folder in folders):
         return "done"
     if any(folder.exists() for folder in folders):
-        return "interrupted"
+        return "unfinished"
     return "not yet run"
 
 
@@ -345,28 +345,37 @@ def passes_over_data(script: str, words: list[str]) -> str:
     return text
 
 
-def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
-    """Asks the judges of the commands, before days of training; exits with 2 if one does not answer, or if data
-    are missing."""
-    # imported here, as --list and --show need no torch
-    from benchmarks.flags import JudgeFlags
-    from benchmarks.shared import is_behind_endpoint, judge_endpoint, judge_request
-    from rlmt.endpoint import try_endpoint
+def judge_flags(args: Args):
+    """Parses --judge-flags as the evaluations do, and returns them with --judge-url; exits with 2 if they are
+    wrong."""
+    from benchmarks.flags import JudgeFlags  # here, as --list and --show need no torch
+    from rlmt.run import check_values
 
-    judging = tyro.cli(JudgeFlags, args=args.judge_flags.split())
-    judging = replace(judging, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
-    judges = {}
-    for words in commands:
-        for judge in re.findall(r"--judge (\S+)", " ".join(words)):
-            if is_behind_endpoint(judge):
-                judges[judge] = replace(judging, judge=judge)
+    flags = tyro.cli(JudgeFlags, args=args.judge_flags.split())
+    check_values(flags)
+    return replace(flags, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
+
+
+def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
+    """Exits with 2 if data are missing, or if a judge does not answer its first request: before days of
+    training."""
+    # imported here, as --list and --show need no torch
+    from benchmarks.shared import check_judge, is_behind_endpoint, judge_endpoint, judge_request
+    from rlmt.endpoint import try_endpoint
 
     missing = missing_inputs(commands)
     if missing:
         names = ", ".join(missing)
         fail(f"{names}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
-    for flags in judges.values():
-        try_endpoint(judge_endpoint(flags, root), judge_request(flags, [QUESTION]), "the judge")
+    judges = set()
+    for words in commands:
+        if "data.toy.judge" not in words:  # which serves its judge itself
+            judges.update(re.findall(r"--judge (\S+)", " ".join(words)))
+    for judge in sorted(judges):
+        flags = replace(judge_flags(args), judge=judge)
+        check_judge(flags)
+        if is_behind_endpoint(judge):
+            try_endpoint(judge_endpoint(flags, root), judge_request(flags, [QUESTION]), "the judge")
 
 
 # --- 4. running
@@ -378,6 +387,7 @@ def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
     A failure exits with 1; the same command goes on later.
     """
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     # `python` is the one that runs this
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     (root / "logs").mkdir(parents=True, exist_ok=True)
@@ -386,7 +396,7 @@ def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
         log = root / "logs" / f"{block.name.replace('/', '-')}-s{seed}.log"
         print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
         environment = os.environ | variables_of(args, root, seed) | {"PATH": path, "PYTHONUNBUFFERED": "1"}
-        with open(log, "w") as file:
+        with open(log, "a") as file:
             # in a process group of its own, so that bash and what it runs are stopped together
             process = subprocess.Popen(
                 block.command, cwd=HERE, env=environment, stdout=file, stderr=file, start_new_session=True
@@ -402,9 +412,10 @@ def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
             sys.exit(f"{name} failed; its log is {log}. The same command goes on from here.")
 
 
-def stop(*_) -> None:
-    """Leaves run_jobs on SIGTERM by its `finally`, which ends what is running."""
-    sys.exit(143)
+def stop(number: int, _) -> None:
+    """Leaves run_jobs on SIGTERM or Ctrl-C by its `finally`, which ends what is running."""
+    print("stopped; the same command goes on from here", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 # --- 5. what was asked for
@@ -427,20 +438,24 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     if not args.table or not set(args.table) <= set(rows):
         fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
     in_tables = [block for table in args.table for block in rows[table].values()]
+    names = [block.row for block in in_tables]
+    for row in args.row:
+        if row not in names:
+            nearest = difflib.get_close_matches(row, names) or ["those that --list prints"]
+            fail(f"--row {row!r}: table {', '.join(args.table)} has {', '.join(nearest)}")
     if args.row:
-        named = [block for block in in_tables if block.row == args.row]
-        if not named:
-            names = [block.row for block in in_tables]
-            nearest = difflib.get_close_matches(args.row, names) or ["those that --list prints"]
-            fail(f"--row {args.row!r}: table {', '.join(args.table)} has {', '.join(nearest)}")
-        return named
+        in_tables = [block for block in in_tables if block.row in args.row]
     wanted = []
+    without_checkpoint = []
     for block in in_tables:
         checkpoint = HERE / "checkpoints" / block.row.removesuffix(tables.AS_RELEASED)
-        if block.row.endswith(tables.AS_RELEASED) and not checkpoint.exists():
-            print(f"{block.row} is left out: no folder {checkpoint}; see docs/paper.md")
+        if block.row.endswith(tables.AS_RELEASED) and not args.row and not checkpoint.exists():
+            without_checkpoint.append(block.row)
         else:
             wanted.append(block)
+    if without_checkpoint:
+        rows = ", ".join(without_checkpoint)
+        print(f"left out, as checkpoints/ has no folder for them (docs/paper.md): {rows}")
     if len({block.folder for block in wanted}) > 1:
         fail(f"--table {' '.join(args.table)}: their runs have different folders; one table at a time")
     return wanted
@@ -469,6 +484,8 @@ def main(args: Args) -> None:
     blocks = read_blocks()
     rows = table_rows(blocks)
     if args.tables:
+        if args.table:
+            rows = {table: rows[table] for table in args.table if table in rows}
         for name, text in tables.render(args.results, rows).items():
             print(f"\n{name}\n\n{text}")
     elif args.list:
@@ -482,6 +499,7 @@ def main(args: Args) -> None:
         root = args.results / wanted[0].folder
         jobs = plan(args, wanted, blocks, root)
         commands = all_commands(jobs, args, root)
+        judge_flags(args)
         if args.dry_run:
             print_costs(commands)
             return

@@ -9,7 +9,7 @@
 # A row without SCRIPT evaluates the model that the line of its name trains elsewhere, or $MODEL: a folder or hub name.
 # Variables before a line hold for it alone: MAX_TOKENS and THINK_FORMAT of its evaluation, MODEL, MODEL_FLAGS, EVALUATE, LAUNCH.
 # Without MAX_TOKENS an answer has 128 tokens with EVALUATE, else the authors' limit: 8192 with thinking and for all Zero models,
-# 4096 for other rlhf and sft-plain.
+# 4096 for other rlhf and sft-plain, and what is trained with --think-format plain.
 #
 # An interrupted line goes on with the same command. BLOCK=NAME runs one stage, preparation or training of a row alone, and
 # BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
@@ -105,9 +105,9 @@ evaluate() { # MODEL NAME
     return
   fi
   local limit=8192 # tokens
-  case $2 in
+  case "$2 ${words[*]}" in
     *-zero*) ;; # also without thinking
-    *-rlhf* | *-sft-plain*) limit=4096 ;;
+    *-rlhf* | *-sft-plain* | *"--think-format plain"*) limit=4096 ;;
   esac
   if [[ "$2" == *-as-released-s* ]]; then
     set -- "checkpoints/${2%-as-released-s*}" "$2"

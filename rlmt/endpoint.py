@@ -181,11 +181,13 @@ class Endpoint:
             fail("a budget needs a price: US dollars per million tokens in and out")
 
     def estimate(self, requests: list[dict]) -> dict:
-        """Returns the calls, tokens and dollars that `ask` will need if every call succeeds."""
+        """Returns the calls, tokens and dollars that `ask` will need at most if every call succeeds.
+
+        Of equal requests, which `ask` sends once, each counts: before answers are there, one text stands for all.
+        """
         if self.store.exists():
             self._read_store()
-        unique = {self._key(request): request for request in requests}
-        to_ask = [request for key, request in unique.items() if key not in self.bodies]
+        to_ask = [request for request in requests if self._key(request) not in self.bodies]
         limits = [token_limits(request) for request in to_ask]
         estimate = {
             "calls": len(to_ask),

@@ -51,7 +51,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import IS_FIRST, fail, or_warn
+from utils import IS_FIRST, check_think_format, fail, or_fail, or_warn
 
 # --- 1. arguments
 
@@ -208,10 +208,13 @@ def parse_args(args_class: type, presets: dict[str, dict]):
 
 
 def check_values(args) -> None:
-    """Exits with 2 for a negative seed, a budget without prices, 4-bit weights without LoRA, and 4-bit weights
-    or an 8-bit optimizer under FSDP."""
+    """Exits with 2 for a negative seed, an unknown think format, a budget without prices, 4-bit weights without
+    LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
     if args.seed < 0:
         fail("--seed counts from 0")
+    think_format = getattr(args, "think_format", "auto")
+    if think_format != "auto":
+        or_fail(check_think_format, think_format)
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     load_in_4bit = getattr(args, "load_in_4bit", False)

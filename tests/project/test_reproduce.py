@@ -195,7 +195,7 @@ def test_every_row_is_listed_with_what_is_done(tmp_path, capsys):
     states = {tuple(line.split()[1:3]): line.partition("s0: ")[2] for line in lines}
     assert len(states) == len(lines) == sum(map(len, ROWS.values())) > 200
     assert states["toy", "toy-rlmt"] == "done" and states["toy", "toy-rlhf"] == "not yet run"
-    assert states["1", "llama3.1-8b-rlmt"] == "interrupted"
+    assert states["1", "llama3.1-8b-rlmt"] == "unfinished"
 
 
 # --- tables
@@ -349,14 +349,25 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch):
 def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "HERE", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    args = reproduce.Args(table=("1",), row="llama3.1-8b-rlmt", run=True, results=tmp_path)
+    args = reproduce.Args(table=("1",), row=("llama3.1-8b-rlmt",), run=True, results=tmp_path)
     error = exits(reproduce.main, args)
     for path in ("data/traces.jsonl", "data/wildchat_if.jsonl", "data/alpacaeval2", "data/mmlu_redux"):
         assert path in error
-    args = reproduce.Args(table=("3",), row="qwen2.5-7b-rlmt-ppo-as-released", run=True, results=tmp_path)
+    args = reproduce.Args(table=("3",), row=("qwen2.5-7b-rlmt-ppo-as-released",), run=True, results=tmp_path)
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
     assert "do you mean --beta" in exits(reproduce.values_of, ["python", "train_grpo.py", "--betta", "0"])
     assert "there is no train_gpro.py" in exits(reproduce.values_of, ["python", "train_gpro.py"])
+    unknown = ["python", "train_grpo.py", "--think-format", "tagged"]
+    assert "think format 'tagged' is unknown" in exits(reproduce.values_of, unknown)
+
+
+def test_judges_are_tried_before_days_of_training_but_not_one_that_a_command_serves(exits, tmp_path):
+    args = reproduce.Args(judge_flags="--budget 20")
+    assert "--budget needs --price" in exits(reproduce.judge_flags, args)
+    judged = ["python", "eval_wildbench.py", "--judge", f"local:{tmp_path}/judge"]
+    assert f"{tmp_path}/judge" in exits(reproduce.check_inputs, [judged], reproduce.Args(), tmp_path)
+    served = "python -m data.toy.judge -- python train_grpo.py --preset toy --judge toy-judge".split()
+    reproduce.check_inputs([served], reproduce.Args(), tmp_path)
 
 
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
@@ -372,7 +383,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
         f"MAX_TOKENS=96 THINK_FORMAT=plain MODEL=data/toy/base row mine/{row} needs data\n"
     )
     monkeypatch.setattr(reproduce, "EXPERIMENTS", tmp_path / "experiments")
-    args = reproduce.Args(table=("mine",), row=row, run=True, results=tmp_path)
+    args = reproduce.Args(table=("mine",), row=(row,), run=True, results=tmp_path)
     reproduce.main(args)
     capsys.readouterr()
     table = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["row", "benchmark"])
@@ -387,7 +398,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
 
 
 def test_a_dry_run_counts_what_is_left_and_a_judge_of_ones_own_is_asked(tmp_path, capsys):
-    args = reproduce.Args(table=("1",), row="llama3.1-8b-rlmt", run=True, dry_run=True, results=tmp_path)
+    args = reproduce.Args(table=("1",), row=("llama3.1-8b-rlmt",), run=True, dry_run=True, results=tmp_path)
     reproduce.main(args)
     printed = capsys.readouterr().out
     assert "train_grpo.py: 1 runs; at 8B, by the paper's README, 62 H100-hours" in printed
