@@ -7,7 +7,7 @@ A step, for P prompts with G completions each:
                    completion; NaN if a judge failed
     3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
-    5. end         metrics and completions are logged and checked; at times held-out prompts are measured and a
+    5. log         metrics and completions are logged and checked; at times held-out prompts are measured and a
                    checkpoint is saved
 
 For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is
@@ -138,7 +138,8 @@ class Args(RLArgs):
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: tuple[float, float] = (0.2, 0.2)
     """The ratio is clipped below 1 - the first and above 1 + the second (released configs); 0.2 0.28 is
-    DAPO's clip-higher. Unused with cispo, and with one update a rollout, where the ratio is 1."""
+    DAPO's clip-higher; gspo's ratios are closer to 1 (its paper: 3e-4 4e-4). Unused with cispo, and with one
+    update a rollout, where the ratio is 1."""
     loss_type: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
     """TRL's names. The first three clip the ratio and differ in the mean: dapo over all tokens of the update,
     grpo over completions, dr_grpo over completions of sums / max_completion_tokens. cispo has dapo's mean and
@@ -274,7 +275,8 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # the other use of loss_type, which mean is taken, is in `mean_weights`; it refuses unknown names
+    # the other use of loss_type, which mean is taken, is in `mean_weights`; a name there without a branch here
+    # clips the ratio of each token
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
@@ -287,7 +289,7 @@ def grpo_loss(
 
     too_low = (ratio < lowest) & (advantages < 0)
     too_high = (ratio > highest) & (advantages > 0)
-    sums = {  # sums here; sum_and_divide makes the means that the names promise
+    sums = {  # over tokens; sum_and_divide makes means over the tokens of an update
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
         "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
@@ -389,7 +391,7 @@ def set_advantages(
     if dense_rewards:
         from rewards.dense import add_advantages
     for source in dense_rewards:
-        divided = args.scale_rewards != "none"  # by the spread of their group
+        divided = args.scale_rewards in ("group", "batch", "pass_at_k")  # by the spread of their group
         add_advantages(source, completions, args.group_size, scale=divided)
         metrics |= source.metrics
     return metrics
@@ -749,8 +751,7 @@ PRESETS: dict[str, dict] = {
 #
 # steps: the configs run two epochs of 7,544 prompts, 117 steps each (Llama Zero: four), and save every 45
 # steps and at the end. Their README uses "the checkpoint around step 117 (specifically, step 135)", and table
-# 7 has
-# 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
+# 7 has 120. Here a run ends with the saved step nearest to 135. As the learning rate is constant, its model is that
 # checkpoint.
 RELEASED = {"loss_type": "grpo", "entropy_coef": 1e-3, "steps": 135, "save_steps": 45}
 for _name in ("paper", "paper-instruct", "paper-zero"):

@@ -288,8 +288,10 @@ def main(args: Args) -> None:
     numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
     notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
-    print(write_table(rows, out / "table.md", ABOUT, describe_reward_models(runs), *notes))
-    print(write_table(trained, out / "training.md", f"Means over the last {LAST_STEPS} steps."))
+    if rows:
+        print(write_table(rows, out / "table.md", ABOUT, *notes))
+    means = f"Means over the last {LAST_STEPS} steps."
+    print(write_table(trained, out / "training.md", means, describe_reward_models(runs)))
     if cells:
         print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs)

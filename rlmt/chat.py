@@ -289,9 +289,16 @@ def _read_file(model: str, name: str) -> str:
         return ""
 
 
+def check_folder(path: str) -> None:
+    """Exits with 2 if a model's folder is missing beside others that are there: the hub would be asked for long."""
+    if "/" in path and Path(path).parent.is_dir() and not Path(path).is_dir():
+        fail(f"{path}: no such folder; data/README.md says how data/smollm2 and data/toy/base are made")
+
+
 def load_config(path: str):
     """Loads the config of a model folder or hub name; exits with 2 if it is missing or needs code of its
     own."""
+    check_folder(path)
     return or_fail(transformers.AutoConfig.from_pretrained, path, trust_remote_code=False)
 
 
@@ -306,6 +313,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     `tokenizer.own_ends` holds the end-of-turn ids of the folder's generation config: a model may have
     several.
     """
+    check_folder(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:

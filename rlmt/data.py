@@ -119,6 +119,8 @@ def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
     """Returns a field's conversation, without empty keys; a text is one turn of `role`. BadInput if it is
     neither."""
     turns = row.get(name)
+    if turns is None:
+        raise BadInput(f"{name!r} is missing; rename the field that has it")
     if isinstance(turns, str):
         return [{"role": role, "content": turns}]
     try:

@@ -97,7 +97,7 @@ class RunArgs:
     out: str = ""
     """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
     resume: bool = False
-    """Continue from the run's last whole checkpoint; with more --steps, train on."""
+    """Continue from the run's last whole checkpoint; with more steps or rounds, train on."""
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
@@ -616,7 +616,7 @@ class Training:
         self.timer = Timer()
         """That of the step; `timer.end(phase)` ends a phase."""
         self.is_stopping = False
-        """Whether this process received SIGTERM."""
+        """Whether this process received SIGTERM or Ctrl-C."""
         self.started = time.monotonic()
         self.n_tokens = 0
         if self.run.accelerator.is_main_process:  # a resumed run counts on
@@ -640,7 +640,7 @@ class Training:
                 return
 
     def end(self, step: int, metrics: dict, n_tokens: int, completions: list = ()) -> None:
-        """Ends a step: logs it, checks it, saves; raises Stopped after SIGTERM.
+        """Ends a step: logs it, checks it, saves; raises Stopped after a signal.
 
         Args:
             n_tokens: tokens that the step read, over all processes.
@@ -656,7 +656,7 @@ class Training:
         for check in self.checks:
             self.end_reason = check(step, metrics, completions) or self.end_reason
 
-        is_stopping = self._sigterm_came()  # asked of all processes, as all of them must save
+        is_stopping = self._signal_came()  # asked of all processes, as all of them must save
         is_last = step == self.n_steps or bool(self.end_reason)
         if is_stopping or is_last or step % self.run.args.save_steps == 0:
             self._save(step)
@@ -709,13 +709,16 @@ class Training:
         if sys.gettrace() is None and not waits_for_endpoint(self.run.args):
             faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
 
-    def on_sigterm(self, number, frame) -> None:
-        """Notes SIGTERM, at which the run stops at the end of its step."""
+    def on_signal(self, number, frame) -> None:
+        """Notes SIGTERM or Ctrl-C, at which the run stops at the end of its step; the next Ctrl-C ends it at
+        once."""
         self.is_stopping = True
-        os.write(STDERR, b"SIGTERM: the run stops with a checkpoint at the end of this step\n")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        name = signal.Signals(number).name
+        os.write(STDERR, f"{name}: the run stops with a checkpoint at the end of this step\n".encode())
 
-    def _sigterm_came(self) -> bool:
-        """Tells whether any process received SIGTERM."""
+    def _signal_came(self) -> bool:
+        """Tells whether any process received a signal to stop."""
         asked = torch.tensor(float(self.is_stopping), device=self.run.accelerator.device)
         return self.run.accelerator.reduce(asked, "sum").item() > 0
 
@@ -727,33 +730,35 @@ class Training:
 
 
 STALL_MINUTES = 60  # a phase that takes longer ends the run
-STOPPED = 143  # exit code after SIGTERM; a shell has the same
+STOPPED = 143  # exit code after a signal; a shell has the same after SIGTERM
 STDERR = 2  # its number, which signal handlers and timers need
 
 
 class Stopped(Exception):
-    """Ends a run after SIGTERM, when its checkpoint is written; the argument is the step."""
+    """Ends a run after a signal, when its checkpoint is written; the argument is the step."""
 
 
 @contextlib.contextmanager
 def training(*parts, **options) -> Iterator[Training]:
-    """Surrounds the loop of a training script: ends it in order on SIGTERM, and with its stacks if it hangs.
+    """Surrounds the loop of a training script: ends it in order on SIGTERM or Ctrl-C, and with its stacks if it hangs.
 
     `parts` and `options`: the fields of Training.
     """
     _hold_process_group()
     train = Training(*parts, **options)
-    before = signal.signal(signal.SIGTERM, train.on_sigterm)  # launchers and schedulers send it
+    # launchers and schedulers send the first
+    before = {number: signal.signal(number, train.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield train
     except Stopped as stopped:
         train.run.accelerator.print(
-            f"stopped by SIGTERM after step {stopped}; --resume continues from checkpoint-{stopped}"
+            f"stopped by a signal after step {stopped}; --resume continues from checkpoint-{stopped}"
         )
         leave(train.sampler)
         sys.exit(STOPPED)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         train.close()
 
 

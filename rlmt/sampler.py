@@ -539,8 +539,9 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
 
 
 def warn_of_format(step: int, metrics: dict[str, float], completions: list) -> None:
-    """Warns at the third step if no completion has the think format."""
-    if step == 3 and metrics["think/format_ok"] == 0:
+    """Warns at the first step, and once more, if no completion has the think format."""
+    if step in (1, 3) and metrics["think/format_ok"] == 0:
         PartialState().print(
-            "WARNING: no completion has the think format: is --model warm-started, and in --think-format?"
+            "WARNING: no completion has the think format, so nothing can be learned: start from a warm-started --model in its "
+            "--think-format, take zero_think, which asks for the format, or plain; or raise --max-completion-tokens"
         )

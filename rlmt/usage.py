@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -134,12 +134,16 @@ def read_config(path: str, args_class: type) -> dict:
         stored = json.loads(Path(path).read_text())["args"]
     except (OSError, ValueError, KeyError, TypeError):
         fail(f"--config {path} is not the config.json of a run")
+    hints = get_type_hints(args_class)
     values = {}
     for name, value in stored.items():
         if name not in args_class.__dataclass_fields__:
             fail(f"--config {path}: {name} is no flag of this script; take a run of the same script")
         if isinstance(value, list):  # of JSON, which has no tuples
             value = tuple(value)
+        choices = get_args(hints[name])
+        if get_origin(hints[name]) is Literal and value not in choices:
+            fail(f"--config {path}: {name} is {value!r}; use one of {', '.join(choices)}")
         if name not in HOW_STARTED:
             values[name] = value
     return values

@@ -44,7 +44,7 @@ NOT_MESSAGES = [
 ]
 BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "n": 1}, "the row has id, n; data/README.md has the forms"),
-    ({"id": "x", "n": 1, "messages": None}, "'prompt' must be a text or a list"),
+    ({"id": "x", "n": 1, "messages": None}, "'prompt' is missing; rename the field"),
     ({"id": "x", "n": 1, "messages": []}, "must end with a user's text"),
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
     *[
@@ -219,7 +219,7 @@ def test_a_csv_has_texts_alone(tmp_path, exits):
         ("NA", ""),
     ]
     path.write_text("question,answer\na,b\n")
-    assert "rows.csv:1: 'prompt' must be a text" in exits(read_prompts, str(path), "--prompts")
+    assert "rows.csv:1: 'prompt' is missing; rename the field that has it; the row has question" in exits(read_prompts, str(path), "--prompts")
     path.write_bytes("prompt\nü\n".encode("latin-1"))
     assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(
         read_prompts, str(path), "--prompts"

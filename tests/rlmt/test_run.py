@@ -1,4 +1,4 @@
-"""rlmt/run.py: arguments, the run's folder, its log, and how a run ends: by SIGTERM, kill -9, a hang."""
+"""rlmt/run.py: arguments, the run's folder, its log, and how a run ends: by SIGTERM, Ctrl-C, kill -9, a hang."""
 
 import ctypes
 import dataclasses
@@ -183,8 +183,8 @@ def words(tmp_path) -> list[str]:
     return [*DDP, *f"{TINY} {prompts}".split()]
 
 
-def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
-    """One of them is told to stop, then one is killed; the resumed run has the bits of one undisturbed."""
+def test_two_processes_lose_nothing_by_signals(words, tmp_path):
+    """One of them is told to stop, twice, then one is killed; the resumed run has the bits of one undisturbed."""
     run = tmp_path / "run"
     path = run / "metrics.jsonl"
 
@@ -199,6 +199,7 @@ def test_two_processes_lose_nothing_by_sigterm_and_kill(words, tmp_path):
 
     # only the one that leaves first is sure to leave in order
     assert 143 in signal_rank_1(3, signal.SIGTERM)
+    assert 143 in signal_rank_1(step_of(latest(run)) + 3, signal.SIGINT)  # Ctrl-C
     step = step_of(latest(run))
     assert [row["step"] for row in read_log(path)] == list(range(1, step + 1))  # the last one is saved
     codes = signal_rank_1(step + 3, signal.SIGKILL)
