@@ -3,7 +3,7 @@
 #
 #   bash experiments/1gpu.sh                                        # Qwen2.5-1.5B on 24 GB
 #   CARD=80gb MODEL=llama3.2-1b bash experiments/1gpu.sh            # or qwen2.5-0.5b
-#   DRY_RUN=--dry-run bash experiments/1gpu.sh                      # looks for all inputs; GiB of each stage
+#   DRY_RUN=1 bash experiments/1gpu.sh                              # its checks alone, with the GiB of each stage
 #   TRACES=MY.jsonl PROMPTS=MY.csv GOLD_FLAGS= bash experiments/1gpu.sh
 #   BENCHMARKS= bash experiments/1gpu.sh                            # without evaluations
 #   GRPO_FLAGS="--steps 60" GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE" bash experiments/1gpu.sh
@@ -64,22 +64,23 @@ if [ ${#missing[@]} -gt 0 ]; then
   echo "error: missing: ${missing[*]}; README.md has the commands that make them" >&2
   exit 2
 fi
-# hub data sets, NLTK's data, judges, lengths: a dry run with the model from which all start. It needs no chat template then
+GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
+# dry runs with the model from which all start: forms of the data, memory, hub data sets, NLTK's data, lengths. It needs no
+# chat template then
+LAUNCH=python train sft_warmstart dry-run $SFT --model "$base" --traces "$TRACES" --dry-run
+LAUNCH=python train grpo dry-run $GRPO --model "$base" --dry-run
 MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$RUN-dry-run"
+if [ -n "$DRY_RUN" ]; then
+  exit
+fi
 
 THINK=$RUN-sft-think-s$SEED
 PLAIN=$RUN-sft-plain-s$SEED
 
 # --- Warm start, with thinking and without
 
-train sft_warmstart sft-think $SFT --model "$base" --traces "$TRACES" $DRY_RUN
-train sft_warmstart sft-plain $SFT --model "$base" --traces "$TRACES" $DRY_RUN --think-format plain
-
-GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
-if [ -n "$DRY_RUN" ]; then
-  train grpo rlmt $GRPO --model "$base" $DRY_RUN # in truth from the first of these two
-  exit
-fi
+train sft_warmstart sft-think $SFT --model "$base" --traces "$TRACES"
+train sft_warmstart sft-plain $SFT --model "$base" --traces "$TRACES" --think-format plain
 
 # --- Benchmarks of both, before GRPO. Without thinking 4096 tokens, as in the paper
 
