@@ -16,5 +16,3 @@ if "LOCAL_RANK" not in os.environ and Path(sys.argv[0]).name.startswith("train_"
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # one process uses one GPU
 # on a CPU it asks for an optional kernel at every start
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-# at every sync it names the layers that have no weights of their own; what the sampler really has, each step checks
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
