@@ -291,7 +291,7 @@ def _read_file(model: str, name: str) -> str:
 
 def check_folder(path: str) -> None:
     """Exits with 2 if a model's folder is missing beside others that are there: the hub would be asked for long."""
-    if "/" in path and Path(path).parent.is_dir() and not Path(path).is_dir():
+    if "/" in str(path) and Path(path).parent.is_dir() and not Path(path).is_dir():
         fail(f"{path}: no such folder; data/README.md says how data/smollm2 and data/toy/base are made")
 
 
