@@ -55,8 +55,8 @@ QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} 
 @dataclass
 class Args:
     table: tuple[str, ...] = ()
-    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, or one of a file of your own in experiments/; several share
-    what they need."""
+    """1, 2, 3, 4, 8, 9, 10, toy, rewards, rlver, those of experiments/study.sh or of a file of your own there;
+    several share what they need."""
     row: tuple[str, ...] = ()
     """Rows of these tables; none: all of them."""
     # what to do
@@ -77,7 +77,7 @@ class Args:
     as_released: bool = False
     """Train with the values of the paper's released code, where they differ from the paper's."""
     results: Path = Path("results")
-    """Folder of the run folders and of runs.csv; the toy rows have theirs in its subfolder toy/."""
+    """Folder of the run folders and of runs.csv; some tables have theirs in a subfolder, such as toy/."""
     judge: str = ""
     """A judge in place of the paper's, gpt-4o and gpt-4.1: a model's name at --judge-url, or local:FOLDER."""
     judge_url: str = ""
@@ -435,8 +435,6 @@ def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
 def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     """Returns the blocks of --table and --row; of whole tables without the rows whose checkpoint is not
     here."""
-    if not args.table or not set(args.table) <= set(rows):
-        fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
     in_tables = [block for table in args.table for block in rows[table].values()]
     names = [block.row for block in in_tables]
     for row in args.row:
@@ -456,8 +454,10 @@ def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
     if without_checkpoint:
         rows = ", ".join(without_checkpoint)
         print(f"left out, as checkpoints/ has no folder for them (docs/paper.md): {rows}")
-    if len({block.folder for block in wanted}) > 1:
-        fail(f"--table {' '.join(args.table)}: their runs have different folders; one table at a time")
+    if len({block.folder for block in wanted}) != 1:
+        fail(
+            f"--table {' '.join(args.table)}: no row is left, or their runs have different folders; one at a time"
+        )
     return wanted
 
 
@@ -483,9 +483,11 @@ def show(name: str, blocks: dict[str, Block], args: Args) -> None:
 def main(args: Args) -> None:
     blocks = read_blocks()
     rows = table_rows(blocks)
+    if not set(args.table) <= set(rows) or (args.run and not args.table):
+        fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
     if args.tables:
         if args.table:
-            rows = {table: rows[table] for table in args.table if table in rows}
+            rows = {table: rows[table] for table in args.table}
         for name, text in tables.render(args.results, rows).items():
             print(f"\n{name}\n\n{text}")
     elif args.list:

@@ -104,7 +104,7 @@ evaluate() { # MODEL NAME
       --seed "$SEED" --out "$RESULTS/$2--gold" --resume
     return
   fi
-  local limit=8192 # tokens
+  local limit=8192 THINK_FORMAT=${THINK_FORMAT:-} # tokens
   case "$2 ${words[*]}" in
     *-zero*) ;; # also without thinking
     *-rlhf* | *-sft-plain* | *"--think-format plain"*) limit=4096 ;;

@@ -219,7 +219,9 @@ def test_a_csv_has_texts_alone(tmp_path, exits):
         ("NA", ""),
     ]
     path.write_text("question,answer\na,b\n")
-    assert "rows.csv:1: 'prompt' is missing; rename the field that has it; the row has question" in exits(read_prompts, str(path), "--prompts")
+    assert "rows.csv:1: 'prompt' is missing; rename the field that has it; the row has question" in exits(
+        read_prompts, str(path), "--prompts"
+    )
     path.write_bytes("prompt\nü\n".encode("latin-1"))
     assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(
         read_prompts, str(path), "--prompts"
