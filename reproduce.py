@@ -371,8 +371,9 @@ def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
     for words in commands:
         if "data.toy.judge" not in words:  # which serves its judge itself
             judges.update(re.findall(r"--judge (\S+)", " ".join(words)))
+    judging = judge_flags(args)
     for judge in sorted(judges):
-        flags = replace(judge_flags(args), judge=judge)
+        flags = replace(judging, judge=judge)
         check_judge(flags)
         if is_behind_endpoint(judge):
             try_endpoint(judge_endpoint(flags, root), judge_request(flags, [QUESTION]), "the judge")

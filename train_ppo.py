@@ -9,7 +9,7 @@ A step, for P prompts with one completion each; V[t] is the critic's value of th
                    after that, A is whitened over the step's tokens
     4. update      policy: minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + kl_coef * k3
                    critic: minimise  mean over tokens of  half the clipped squared error of V[t] to R[t]
-    5. end         metrics and completions are logged and checked; at times held-out prompts are measured and a
+    5. log         metrics and completions are logged and checked; at times held-out prompts are measured and a
                    checkpoint is saved
 
 For each token, ratio = pi / pi_old, and k3, an estimate of the KL divergence, is pi_ref / pi - log(pi_ref /

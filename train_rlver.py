@@ -6,7 +6,7 @@ A step, for P users with G conversations each (PPO: one):
     2. reward      r = final emotion / 100, at least 0; 0 after a malformed reply; NaN where there is none
     3. advantage   GRPO: A = (r - mean(r)) / (std(r) + 1e-4), within the group; PPO: by a critic's values
     4. update      the loss of train_grpo.py or train_ppo.py, over all tokens that the policy wrote
-    5. end         a line of metrics, and the conversations; checks that end a run which can teach nothing; at times a
+    5. log         a line of metrics, and the conversations; checks that end a run which can teach nothing; at times a
                    checkpoint
 
 A conversation is one completion, in which others wrote some of the tokens:

@@ -65,7 +65,7 @@ from rlmt.run import (
     training,
 )
 
-from utils import THINK_FORMATS, check_think_format, fail, join_thinking, or_fail
+from utils import THINK_FORMATS, fail, join_thinking, or_fail
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper and for one card
@@ -223,7 +223,6 @@ def accumulate_gradients(
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    or_fail(check_think_format, args.think_format)
     if THINK_FORMATS[args.think_format].instruction:
         fail(f"--think-format {args.think_format} is asked for by an instruction; it has no warm start")
 

@@ -48,7 +48,7 @@ from rlmt.chat import (
     render,
 )
 from rlmt.data import append_jsonl
-from utils import SAFE, check_think_format, compute_dtype, fail, in_one_line, or_fail
+from utils import SAFE, compute_dtype, fail, in_one_line, or_fail
 
 # counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
 Length = Callable[[object], int]
@@ -214,7 +214,6 @@ def load_policy_tokenizer(
     Checks that the model's context holds `n_tokens` (0: prompt and completion); `flags` are those that an
     error names.
     """
-    or_fail(check_think_format, args.think_format)
     tokenizer = load_tokenizer(args.model)
     trained_to = read_trained_as(args.model).get("think_format")
     if trained_to not in (None, args.think_format):
