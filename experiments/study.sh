@@ -30,7 +30,7 @@ for wishes in 3 5 7; do
     if [ $wishes = 5 ]; then # dots in place of the thinking: what do the mere tokens gain?
       traces=$data-dots/sft_traces.jsonl
       prepare "study-data-$task-dots" makes "$traces" python -m data.toy.world --out "$data-dots" $request --dots
-      row "order/$task-sft-dots" needs "study-data-$task-dots" sft --preset toy --epochs 1 --traces "$traces"
+      row "order/$task-sft-dots" needs "study-data-$task" needs "study-data-$task-dots" sft --preset toy --epochs 1 --traces "$traces"
       row "order/$task-grpo-dots" from "$task-sft-dots" grpo $GRPO --prompts "$data/rl_prompts.jsonl"
     fi
   done
