@@ -59,7 +59,8 @@ for way in think plain; do
     --traces data/toy/sft_traces.jsonl --think-format $way
   MENU="$SMALL --learning-rate 1e-3 --beta 0.01 --prompts data/toy/rl_prompts.jsonl --think-format $way"
   row "bridge/menu-grpo-utility-$way" from "menu-sft-$way" grpo $MENU --rewards data/toy/world.py:annotator:1
-  row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --reward-model data/toy/reward_model --reward-on response
+  # at a rate of 1e-3 the policy without thinking lost its endings by step 14
+  row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --learning-rate 3e-4 --reward-model data/toy/reward_model --reward-on response
 done
 
 # --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
