@@ -35,7 +35,7 @@ from pathlib import Path
 import tyro
 
 from experiments import tables
-from utils import fail
+from utils import fail, refuse_repeated
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
@@ -515,4 +515,5 @@ def main(args: Args) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # --list | head ends quietly
+    refuse_repeated(Args)
     main(tyro.cli(Args))

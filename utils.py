@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -231,6 +231,16 @@ def fail(message: str) -> None:
         time.sleep(5)
     print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
+
+
+def refuse_repeated(args_class: type) -> None:
+    """Exits with 2 if a flag that takes several values is given twice: only the last would count."""
+    words = [word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]]
+    for field in fields(args_class):
+        flag = "--" + field.name.replace("_", "-")
+        n_given = words.count(flag)
+        if isinstance(field.default, tuple) and n_given > 1:
+            fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
 
 
 def or_fail(function, *args, **kwargs):

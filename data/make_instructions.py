@@ -25,7 +25,7 @@ import tyro
 from benchmarks import scoring
 from data import constraints
 from rlmt.data import read_prompts, write_jsonl
-from utils import fail
+from utils import fail, refuse_repeated
 
 
 @dataclass
@@ -186,4 +186,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    refuse_repeated(Args)
     main(tyro.cli(Args))

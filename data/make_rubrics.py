@@ -18,7 +18,7 @@ import tyro
 from rewards.judged import try_judge, write_rubrics
 from rlmt.data import append_jsonl, read_rows
 from rlmt.endpoint import Endpoint
-from utils import fail, or_fail
+from utils import fail, or_fail, refuse_repeated
 
 
 @dataclass
@@ -82,4 +82,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    refuse_repeated(Args)
     main(tyro.cli(Args))

@@ -31,7 +31,7 @@ from data.prepare import SURROGATE, count_ids
 from rlmt.chat import flaw_of_text
 from rlmt.data import Dropped, check_ids, drop_if, read_prompts, to_jsonl, write_file
 from rlmt.endpoint import Endpoint, Reply, try_endpoint
-from utils import THINK_FORMATS, fail, or_fail, split_thinking
+from utils import THINK_FORMATS, fail, or_fail, refuse_repeated, split_thinking
 
 INSTRUCTION = """\
 Reply to the last message of the conversation in exactly this form, with nothing before, between or after the two parts:
@@ -359,4 +359,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    refuse_repeated(Args)
     main(tyro.cli(Args))

@@ -47,7 +47,7 @@ from rlmt.data import (
     without_answer,
     write_file,
 )
-from utils import TAGS, fail
+from utils import TAGS, fail, refuse_repeated
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
 
@@ -489,4 +489,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    refuse_repeated(Args)
     main(tyro.cli(Args))

@@ -22,7 +22,7 @@ import tyro
 from experiments import tables
 from notebooks.style import draw, split_seed
 from page import read_lines
-from utils import fail
+from utils import fail, refuse_repeated
 
 # a difference is taken to the row in whose name the first is replaced by the second, if there is one
 TWINS = {"think": "plain", "rlmt": "rlhf", r"\b(grpo|ppo|dpo|rlvr)\b": "sft"}
@@ -301,4 +301,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
+    refuse_repeated(Args)
     main(tyro.cli(Args))

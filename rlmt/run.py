@@ -51,7 +51,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import IS_FIRST, check_think_format, fail, or_fail, or_warn
+from utils import IS_FIRST, check_think_format, fail, or_fail, or_warn, refuse_repeated
 
 # --- 1. arguments
 
@@ -189,11 +189,7 @@ def parse_args(args_class: type, presets: dict[str, dict]):
 
         values = read_config(given["--config"], args_class) | values
     default = dataclasses.replace(args_class(), **values)
-    for name, value in vars(default).items():
-        flag = "--" + name.replace("_", "-")
-        n_given = sum(word.replace("_", "-") == flag for word in words)
-        if isinstance(value, tuple) and n_given > 1:
-            fail(f"{flag} is given {n_given} times; the last would count, so write all values after one")
+    refuse_repeated(args_class)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # help_or_fail explains an error
             args = tyro.cli(args_class, default=default, console_outputs=False)
