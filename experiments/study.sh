@@ -66,7 +66,7 @@ done
 # --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
 # data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
 TALLY=$RESULTS/data-tally
-EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --samples 4 --thinking-use \
+EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --thinking-use \
   --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype bfloat16"
 prepare study-data-tally makes "$TALLY/tally_traces.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
 for arm in computes after plain; do
