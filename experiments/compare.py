@@ -25,7 +25,12 @@ from page import read_lines
 from utils import fail, refuse_repeated
 
 # a difference is taken to the row in whose name the first is replaced by the second, if there is one
-TWINS = {"think|dots|after|computes": "plain", "computes": "after", "rlmt": "rlhf", r"\b(grpo|ppo|dpo|rlvr)\b": "sft"}
+TWINS = {
+    "think|dots|after|computes": "plain",
+    "computes": "after",
+    "rlmt": "rlhf",
+    r"\b(grpo|ppo|dpo|rlvr)\b": "sft",
+}
 NAMES = {  # of metrics in runs.csv; a program's score is gold, as nothing is trained on it
     "score": "gold",
     "proxy_reward": "proxy",
