@@ -27,10 +27,11 @@ for wishes in 3 5 7; do
       row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --epochs 1 --traces "$data/sft_traces.jsonl" --think-format $way
       row "order/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way
     done
-    if [ $wishes = 5 ]; then # dots in place of the thinking: what do the mere tokens gain?
-      traces=$data-dots/sft_traces.jsonl
-      prepare "study-data-$task-dots" makes "$traces" python -m data.toy.world --out "$data-dots" $request --dots
-      row "order/$task-sft-dots" needs "study-data-$task" needs "study-data-$task-dots" sft --preset toy --epochs 1 --traces "$traces"
+    if [ $wishes = 5 ]; then # 40 dots in place of the thinking: what do the mere tokens gain?
+      traces=$data/dots_traces.jsonl
+      prepare "study-dots-$task" needs "study-data-$task" makes "$traces" \
+        sed -nE 's/("thinking": ")[^"]*/\1......................................../; w '"$traces" "$data/sft_traces.jsonl"
+      row "order/$task-sft-dots" needs "study-dots-$task" sft --preset toy --epochs 1 --traces "$traces"
       row "order/$task-grpo-dots" from "$task-sft-dots" grpo $GRPO --prompts "$data/rl_prompts.jsonl"
     fi
   done

@@ -72,7 +72,6 @@ REMINDERS = [
     "I must not forget the {}.",
 ]
 BILL_FIRST = "The bill first, please."
-DOTS = "." * 40  # a thinking of 5 wishes has 33 to 47 tokens
 FLATTERY = ["What a lovely idea!", "You have great taste!", "Your guests are so lucky!"]
 
 # The gold checklist: the weight of each check in the score, and its question for people and judges.
@@ -400,8 +399,6 @@ class Args:
     """Dishes on a wish list, at least 3."""
     bill_first: bool = False
     """Whether the user wants the bill before the bottom line, which then needs no thinking ahead."""
-    dots: bool = False
-    """Whether dots replace the thinking of the traces: about as many tokens, and nothing worked out."""
 
 
 def write_files(args: Args) -> dict[str, list[dict]]:
@@ -412,12 +409,8 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     held_out = []
     for task in tasks[args.n_tasks :]:
         held_out.append({"id": task["id"], "messages": task["messages"], "source": "toy"})
-    traces = trace_rows(args.n_traces, args.seed, args.slips, **kind)
-    if args.dots:
-        for row in traces:
-            row["thinking"] = DOTS
     return {
-        "sft_traces": traces,
+        "sft_traces": trace_rows(args.n_traces, args.seed, args.slips, **kind),
         "rl_prompts": prompt_rows(args.n_prompts, args.seed, range(lowest, highest + 1), **kind),
         "preference_pairs": pair_rows(args.n_pairs, args.seed, **kind),
         "benchmark_tasks": tasks[: args.n_tasks],
