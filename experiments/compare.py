@@ -110,7 +110,7 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     lines["column"] = lines["metric"].replace(NAMES)
     for metric, part in lines.groupby("metric"):
         column = part["column"]
-        if metric not in NAMES or part["benchmark"].nunique() > 1:
+        if metric not in NAMES or part.groupby("row")["benchmark"].nunique().max() > 1:
             column = part["benchmark"] + " " + column
         if part["temperature"].nunique() > 1:
             column += ", T=" + part["temperature"].map("{:g}".format)
