@@ -149,7 +149,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
         for released in ("", "-as-released"):
             variables = {"RESULTS": "r", "AS_RELEASED": released}
             for words in reproduce.commands_of(block.command, variables):
-                if "experiments/evaluate.sh" not in words:
+                if "experiments/evaluate.sh" not in words and words[0] != "sed":
                     parsed[block.name, released] = parse_words(words, parse)
     assert len(parsed) > 250
     for args in parsed.values():
