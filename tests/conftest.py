@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
-os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 # The one place that decides where tests run: `utils.DEVICE` follows from it, in the scripts that they start
 # too. Numbers are compared with a CPU's; `pytest -m gpu` shows the card to the tests that need one.
 if "gpu" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 import filelock
 import pytest
