@@ -128,7 +128,7 @@ class Engine:
             self.llm.wake_up(tags=["weights"])
         weights = whole_weights(trained)
         if DEVICE == "cuda":
-            self.llm.apply_model(lambda model: model.load_weights(weights))  # untested: needs a GPU
+            self.llm.apply_model(lambda model: model.load_weights(weights))
         else:  # linear layers on a CPU keep packed weights, which load_weights alone does not renew
             # it warns of layers without weights: rotary embeddings, and the tied LM head, renewed below
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -140,7 +140,7 @@ class Engine:
         self.llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """Frees vLLM's memory until the next `update`; untested, as it needs a GPU."""
+        """Frees vLLM's memory until the next `update`; a CPU cannot."""
         if DEVICE == "cuda" and not self.asleep:
             self.llm.sleep(level=2)  # weights are dropped: the next ones come by update
             self.asleep = True
