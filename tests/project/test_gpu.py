@@ -1,9 +1,9 @@
 """Tests what one card can show, by real commands in bfloat16: python -m pytest -m gpu -s
 tests/project/test_gpu.py
 
-`make gpu-check` runs them; each prints the numbers that it measured. tests/conftest.py hides the card from
-all other tests, whose numbers are a CPU's. With GPU_TESTS_ON_CPU=1 in front of the command these tests run on
-a CPU, at toy size.
+`make gpu-check` runs them, those that a CPU can say least about first; each prints the numbers that it
+measured. tests/conftest.py hides the card from all other tests, whose numbers are a CPU's. With
+GPU_TESTS_ON_CPU=1 in front of the command these tests run on a CPU, at toy size.
 """
 
 import os
@@ -159,19 +159,74 @@ def test_a_seed_draws_the_same_completions_again(tokenizer):
     assert drawn[0] == drawn[1]
 
 
+# --- vLLM in the same process
+
+
+# The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
+# would stay below its limit (docs/gpu.md).
+@needs_vllm
+@pytest.mark.parametrize("flags", ["--learning-rate 5e-3", "--lora-r 8 --learning-rate 5e-2"])
+def test_an_engine_gets_the_weights(flags, warm, tmp_path, show):
+    log = train(tmp_path / "run", f"{GRPO} {VLLM} --model {warm} --steps 3 {flags}")
+    gap = log["sampling/logprob_gap"].max()
+    show(logprob_gap=gap)
+    assert gap < MAX_LOGPROB_GAP[DTYPE]
+
+
+@needs_card
+@needs_vllm
+def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
+    command = f"{GRPO} {VLLM} --model {warm} --steps 2 --dtype {DTYPE} --out {tmp_path}/run"
+    said = run("tests/print_memory.py", *command.split())
+    used = max(map(float, re.findall(r"used ([\d.]+) GiB", said)))
+    show(used_gib_in_the_update=used)
+    assert used < VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / 2**30
+
+
+# --- memory and time
+
+
+@needs_card
+@pytest.mark.parametrize("flags", ["", "--lora-r 64"])
+def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_path, show):
+    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
+    # without vLLM: an engine's memory would be counted; of a flag that is given twice the last counts
+    flags += f" {HF} --max-completion-tokens 512"
+    said = run("tests/print_memory.py", *words, *flags.split())
+    parts = re.search(r"GiB a GPU, without activations: (.*?);", said)[1]
+    planned = sum(float(gib) for gib in re.findall(r" ([\d.]+)(?:,|$)", parts))
+    held = float(re.findall(r"held ([\d.]+) GiB", said)[-1])
+    show(planned_gib=planned, held_gib=held, **read_log(tmp_path / "run").filter(like="memory/").max())
+    assert held == pytest.approx(planned, rel=0.1)
+
+
+@needs_vllm
+def test_seconds_of_a_step(random_models, tmp_path, show):
+    """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the
+    trainer."""
+    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
+    log = train(tmp_path / "run", " ".join(words))
+    first, step = log.iloc[0], log.iloc[1]  # the first warms up
+    operations = bench.operations_per_token(random_models, of_update=True)
+    rate = float(run("-c", f"from dev.bench import matrix_rate; print(matrix_rate('{DTYPE}'))").split()[-1])
+    share = operations * (step["num_tokens"] - first["num_tokens"]) / step["time/update"] / rate
+    show(seconds=step["step_time"], share_of_the_update=share, **step.filter(like="time/"))
+    assert share < 1 and step["sampling/logprob_gap"] < MAX_LOGPROB_GAP[DTYPE]
+
+
 # --- every script trains
 
 
 @pytest.mark.parametrize(
     "command",
     [
+        # each round starts an engine that reserves most of the card, and then a reward model
+        pytest.param(f"{DPO} --rollout vllm --vllm-memory 0.85 --rounds 2", marks=needs_vllm, id="engines"),
         pytest.param(f"{GRPO} {HF} --steps 3", id="grpo"),
         pytest.param(f"{PPO} {HF} --steps 3", id="ppo"),
         pytest.param(f"{DPO} {HF} --rounds 1", id="dpo"),
         pytest.param(f"{GRPO} {HF} --steps 2 --lora-r 8 --load-in-4bit", marks=needs_bits, id="4bit"),
         pytest.param(f"{SFT} {SHORT} --optim adamw_8bit", marks=needs_bits, id="8bit"),
-        # each round starts an engine that reserves most of the card, and then a reward model
-        pytest.param(f"{DPO} --rollout vllm --vllm-memory 0.85 --rounds 2", marks=needs_vllm, id="engines"),
     ],
 )
 def test_the_toy_model_trains(command, warm, tmp_path, show):
@@ -244,58 +299,3 @@ def test_sharded_training_has_the_same_first_step(command, processes, warm, tmp_
     difference = {key: abs(sharded[key] / alone[key] - 1) for key in ("loss", "grad_norm")}
     show(**difference)
     assert difference["loss"] < 0.02 and difference["grad_norm"] < 0.1
-
-
-# --- vLLM in the same process
-
-
-# The rates are so high that a run fails if its engine keeps its first weights: at the preset's 3e-4 the gap
-# would stay below its limit (docs/gpu.md).
-@needs_vllm
-@pytest.mark.parametrize("flags", ["--learning-rate 5e-3", "--lora-r 8 --learning-rate 5e-2"])
-def test_an_engine_gets_the_weights(flags, warm, tmp_path, show):
-    log = train(tmp_path / "run", f"{GRPO} {VLLM} --model {warm} --steps 3 {flags}")
-    gap = log["sampling/logprob_gap"].max()
-    show(logprob_gap=gap)
-    assert gap < MAX_LOGPROB_GAP[DTYPE]
-
-
-@needs_card
-@needs_vllm
-def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
-    command = f"{GRPO} {VLLM} --model {warm} --steps 2 --dtype {DTYPE} --out {tmp_path}/run"
-    said = run("tests/print_memory.py", *command.split())
-    used = max(map(float, re.findall(r"used ([\d.]+) GiB", said)))
-    show(used_gib_in_the_update=used)
-    assert used < VLLM_MEMORY * torch.cuda.get_device_properties(0).total_memory / 2**30
-
-
-# --- memory and time
-
-
-@needs_card
-@pytest.mark.parametrize("flags", ["", "--lora-r 64"])
-def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_path, show):
-    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
-    # without vLLM: an engine's memory would be counted; of a flag that is given twice the last counts
-    flags += f" {HF} --max-completion-tokens 512"
-    said = run("tests/print_memory.py", *words, *flags.split())
-    parts = re.search(r"GiB a GPU, without activations: (.*?);", said)[1]
-    planned = sum(float(gib) for gib in re.findall(r" ([\d.]+)(?:,|$)", parts))
-    held = float(re.findall(r"held ([\d.]+) GiB", said)[-1])
-    show(planned_gib=planned, held_gib=held, **read_log(tmp_path / "run").filter(like="memory/").max())
-    assert held == pytest.approx(planned, rel=0.1)
-
-
-@needs_vllm
-def test_seconds_of_a_step(random_models, tmp_path, show):
-    """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the
-    trainer."""
-    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
-    log = train(tmp_path / "run", " ".join(words))
-    first, step = log.iloc[0], log.iloc[1]  # the first warms up
-    operations = bench.operations_per_token(random_models, of_update=True)
-    rate = float(run("-c", f"from dev.bench import matrix_rate; print(matrix_rate('{DTYPE}'))").split()[-1])
-    share = operations * (step["num_tokens"] - first["num_tokens"]) / step["time/update"] / rate
-    show(seconds=step["step_time"], share_of_the_update=share, **step.filter(like="time/"))
-    assert share < 1 and step["sampling/logprob_gap"] < MAX_LOGPROB_GAP[DTYPE]
