@@ -2,10 +2,10 @@
 
     python -m data.tally --texts data/small/prompts.jsonl --out data/small/tally
 
-A user asks how many words have a letter, which word comes first in the alphabet, or how to share things evenly; the
-answer states it and then goes on. The thinking of tally_traces.jsonl works it out, step by step. That of
-tally_after.jsonl is a plan of the same answer, made from it by a rule (data/plans.py), as for a warm start without
-a teacher. `judge` is the gold measure of eval_wildbench.py.
+A user asks how many words have a letter, which word comes first in the alphabet, or how to share things evenly.
+The thinking of tally_traces.jsonl works the answer out, step by step. That of tally_after.jsonl is a plan of the
+finished answer, made by a rule (data/plans.py), as for a warm start without a teacher: of such short answers it
+says the question's first words and the form. `judge` is the gold measure of eval_wildbench.py.
 """
 
 import random
@@ -17,6 +17,7 @@ import tyro
 from data.plans import plan_of
 from data.toy.files import SplitArgs, save, split_rows
 from rlmt.data import read_rows
+from utils import fail
 
 LETTERS = "aeilnorst"
 # percentiles of the hash
@@ -29,13 +30,9 @@ class Args(SplitArgs):
     """Prompt rows whose words are asked about."""
 
 
-def write_question(texts: list[str], rng: random.Random) -> str:
-    """Writes a question about five to eight different words of one of the texts."""
-    words = []
-    n_words = rng.randint(5, 8)
-    while len(words) < n_words:
-        words = sorted(set(re.findall(r"\b[a-z]{3,9}\b", rng.choice(texts))))
-    words = rng.sample(words, n_words)
+def write_question(texts: list[list[str]], rng: random.Random) -> str:
+    """Writes a question about five to eight words of one of the texts, which are lists of words."""
+    words = rng.sample(rng.choice(texts), rng.randint(5, 8))
     listed = ", ".join(words)
     kind = rng.choice(["count", "first", "share"])
     if kind == "count":
@@ -72,6 +69,8 @@ def solve(question: str) -> tuple[str, str]:
     things, people = map(int, re.findall(r"\d+", question))
     each, rest = divmod(things, people)
     thinking = f"{people} x {each} = {people * each}. {things} - {people * each} = {rest}."
+    if rest == 0:
+        return thinking, f"{each} cards for each."
     return thinking, f"{each + 1} cards for {rest} of them, {each} for the other {people - rest}."
 
 
@@ -84,7 +83,13 @@ def judge(messages: list[dict], response: str) -> dict:
 
 def write_files(args: Args) -> dict[str, list[dict]]:
     """Returns the rows of every file by its name without `.jsonl`."""
-    texts = [row["messages"][-1]["content"] for row in read_rows(args.texts, "messages")]
+    texts = []
+    for row in read_rows(args.texts, "messages"):
+        words = sorted(set(re.findall(r"\b[a-z]{3,9}\b", row["messages"][-1]["content"])))
+        if len(words) >= 8:
+            texts.append(words)
+    if not texts:
+        fail(f"--texts {args.texts}: no prompt has eight different words of three to nine small letters")
 
     def draw(rng: random.Random):
         question = write_question(texts, rng)
@@ -95,7 +100,9 @@ def write_files(args: Args) -> dict[str, list[dict]]:
                 return {"thinking": thinking, "response": response, "teacher": "rule"}
             return {}
 
-        return question, question, fields
+        numbers = " ".join(re.findall(r"\d+", question))
+        # how things are shared depends on the numbers alone: the splits have none in common
+        return question, numbers or question, fields
 
     files = split_rows("tally", args, SPLITS, draw)
     files["tally_after"] = []

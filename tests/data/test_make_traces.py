@@ -189,6 +189,10 @@ def test_reasoning_in_a_field_of_its_own(world):
             'Share 17 cards with "cat" among 5 people as evenly as possible. Who gets how many?',
             "4 cards for 2 of them, 3 for the other 3.",
         ),
+        (
+            'Share 16 cards with "cat" among 4 people as evenly as possible. Who gets how many?',
+            "4 cards for each.",
+        ),
     ],
 )
 def test_instructions_that_must_be_worked_out_are_solved_by_hand(question, answer):
