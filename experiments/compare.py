@@ -11,6 +11,7 @@ Writes table.csv, table.md, table.tex, differences.md and training.md; of RL run
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,18 +75,27 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
     """Lists the run folders that are meant by the command's words."""
     runs = []
     for folder in folders:
+        if not folder.exists():
+            fail(f"{folder}: no such folder")
+        configs = sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")])
         if (folder / "config.json").exists():
-            runs.append(folder)
-            continue
-        for path in sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")]):
-            runs.append(path.parent)
-    return runs
+            configs = [folder / "config.json"]
+        runs += [path.parent for path in configs]
+    return list(dict.fromkeys(runs))  # a run may be meant twice
 
 
 def model_name(model: str) -> str:
-    """Returns the name of the run that made a model; of others, the folder's or the hub's."""
+    """Returns the name of the run that made a model; of others, the folder's or the hub's.
+
+    Of x-s0/best_by_gold it is x-best_by_gold-s0: such models are a row of their own.
+    """
     path = Path(model)
-    return path.parent.name if path.name == "model" else path.name
+    if path.name == "model":
+        path = path.parent
+    if path.name == "best_by_gold" or path.name.startswith("checkpoint-"):
+        row, seed = split_seed(path.parent.name)
+        return f"{row}-{path.name}-s{seed}"
+    return path.name
 
 
 def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
@@ -93,7 +103,7 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
 
     Of a run folder these are its own lines, and those of its model's evaluations beside it.
     """
-    parts = [pd.DataFrame(columns=["run", "model", "row", "seed", *tables.MEASURE])]
+    parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
     for folder in folders:
         if (folder / "config.json").exists():
             index = tables.read_index(folder.parent)
@@ -101,7 +111,7 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
             parts.append(index[is_meant])
         else:
             parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
-    lines = pd.concat(parts, ignore_index=True).drop_duplicates(["run", *tables.MEASURE], keep="last")
+    lines = pd.concat(parts, ignore_index=True).drop_duplicates(["folder", "run", *tables.MEASURE])
     names = [split_seed(model_name(model)) for model in lines["model"]]
     of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
@@ -183,9 +193,9 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]
             cell, means[column] = tables.difference(one, other)
             cells.append(cell | {"row": name, "benchmark": column})
             if "gold" in column:
-                wins = (np.sign(means[column]) + 1) / 2
+                wins = (np.sign(means[column].round(9)) + 1) / 2
                 cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
-        for gold in [column for column in means if column.startswith("gold")]:  # of each temperature
+        for gold in [column for column in means if "gold" in column]:  # of each temperature
             lengths = means.get(gold.replace("gold", "response tokens"), pd.Series(dtype=float))
             both = pd.concat([means[gold], lengths], axis=1).dropna()
             if both.empty:  # no lengths, or no values task by task
@@ -282,8 +292,11 @@ def main(args: Args) -> None:
     lines = read_evaluations(args.folders)
     rows = cells_of(lines)
     trained = read_training(runs)
-    if not rows + trained:  # git has the tables without the runs: do not write over them
-        fail(f"{', '.join(map(str, args.folders))}: no run and no finished evaluation")
+    if not runs or not rows + trained:  # git has tables without their runs: do not write over them
+        fail(f"{', '.join(map(str, args.folders))}: no run folder, or nothing in it is finished")
+    n_missing = lines["folder"][~lines["folder"].map(Path.exists)].nunique()
+    if n_missing:
+        print(f"{n_missing} evaluations have no folder here, and so no values by task", file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     evaluated = list(lines["row"].unique())
     for row in sum(args.compare, ()):
@@ -296,7 +309,8 @@ def main(args: Args) -> None:
     if rows:
         print(write_table(rows, out / "table.md", ABOUT, *notes))
     means = f"Means over the last {LAST_STEPS} steps."
-    print(write_table(trained, out / "training.md", means, describe_reward_models(runs)))
+    if trained:
+        print(write_table(trained, out / "training.md", means, describe_reward_models(runs)))
     if cells:
         print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs)

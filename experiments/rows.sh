@@ -61,13 +61,15 @@ wanted() {
 
 row() {
   local name=${1##*/} evaluations=${EVALUATE:+gold}
+  local model=${MODEL:-$RESULTS/$name-s$SEED/model}
   read_line "${@:2}"
   if [ ${#words[@]} -gt 0 ]; then
     stage "$name" "${@:2}"
     needs=("$name")
+    model=$RESULTS/$name-s$SEED/model
   fi
   if wanted row "$1" "${evaluations:-$BENCHMARKS}" && [[ "${2:-}" != as ]]; then
-    evaluate "${MODEL:-$RESULTS/$name-s$SEED/model}" "$name-s$SEED"
+    evaluate "$model" "$name-s$SEED"
   fi
 }
 
@@ -105,9 +107,10 @@ evaluate() { # MODEL NAME
     return
   fi
   local limit=8192 THINK_FORMAT=${THINK_FORMAT:-} # tokens
-  case "$2 ${words[*]}" in
+  case $2 in
     *-zero*) ;; # also without thinking
-    *-rlhf* | *-sft-plain* | *"--think-format plain"*) limit=4096 ;;
+    *-rlhf* | *-sft-plain*) limit=4096 ;;
+    *) [[ "${words[*]}" != *"--think-format plain"* ]] || limit=4096 ;;
   esac
   if [[ "$2" == *-as-released-s* ]]; then
     set -- "checkpoints/${2%-as-released-s*}" "$2"

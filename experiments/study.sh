@@ -3,26 +3,26 @@
 #   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
 #   python -m experiments.compare results/study                 # table and paired differences of all that has run
 #
-# Each part uses one core: start two of them, or two ranges of seeds, side by side. `hack` starts from one row of `order`.
+# Each part uses one core: start two of them side by side, but `hack` after `order`, whose SFT it starts from.
 set -euo pipefail
 : "${RESULTS:=results/study}" "${LAUNCH:=python}"
-export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; SmolLM2 comes from PyPI, nothing else is downloaded
 GOLD_FLAGS= # preset toy has a gold of its own
 JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
 . experiments/rows.sh
 MAX_TOKENS=160
 
-# --- 1. What must be known before the answer begins: the sums of 3, 5 or 7 wishes (headline first), or the first dish (bill first)
+# --- 1. order: what must be known before the answer begins: the sums of 3, 5 or 7 wishes (headline first), or the first dish (bill first)
 GRPO="--preset toy --steps 14 --save-steps 14 --rewards data/toy/world.py:annotator:1 --max-completion-tokens $MAX_TOKENS"
 for wishes in 3 5 7; do
   for first in headline bill; do
     task=$first-$wishes data=$RESULTS/data-$first-$wishes
     EVALUATE="$JUDGED --tasks $data/benchmark_tasks.jsonl"
-    request="--n-wishes $wishes"
+    data_flags="--n-wishes $wishes"
     if [ $first = bill ]; then
-      request="$request --bill-first"
+      data_flags="$data_flags --bill-first"
     fi
-    prepare "study-data-$task" makes "$data/sft_traces.jsonl" python -m data.toy.world --out "$data" $request
+    prepare "study-data-$task" makes "$data/held_out_prompts.jsonl" python -m data.toy.world --out "$data" $data_flags
     for way in think plain; do
       row "order/$task-sft-$way" needs "study-data-$task" sft --preset toy --epochs 1 --traces "$data/sft_traces.jsonl" --think-format $way
       row "order/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way
@@ -37,21 +37,21 @@ for wishes in 3 5 7; do
   done
 done
 
-# --- 2. Where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
-HELD_OUT="--steps 100 --save-steps 10 --gold-prompts data/toy/held_out_prompts.jsonl"
+# --- 2. hack: where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
+LONG="--steps 100 --save-steps 10 --gold-prompts data/toy/held_out_prompts.jsonl"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl"
 prepare study-data python -m data.toy.world
 prepare study-medium-rm makes "$RESULTS/reward-medium/model.safetensors" python -m data.toy.models reward --base data/toy/base \
   --batch 12 --steps 150 --out "$RESULTS/reward-medium"
 for beta in 0 0.04; do
   for reads in response think+response; do
-    HACK="--preset toy $HELD_OUT --reward-on $reads --beta $beta"
+    HACK="--preset toy $LONG --reward-on $reads --beta $beta"
     row "hack/shipped-$reads-beta$beta" from headline-5-sft-think needs study-data grpo $HACK
     row "hack/medium-$reads-beta$beta" from headline-5-sft-think needs study-data needs study-medium-rm grpo $HACK --reward-model "$RESULTS/reward-medium"
   done
 done
 
-# --- 3. The party menu in the hands of a real language model: SmolLM2-135M
+# --- 3. bridge: the party menu in the hands of a real language model: SmolLM2-135M
 SMALL="--preset small --dtype bfloat16"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
 prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
@@ -64,12 +64,12 @@ for way in think plain; do
   row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --learning-rate 3e-4 --reward-model data/toy/reward_model --reward-on response
 done
 
-# --- 4. Plans that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
+# --- 4. plans: those that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
 # data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
 TALLY=$RESULTS/data-tally
 EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --thinking-use \
   --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype bfloat16"
-prepare study-data-tally makes "$TALLY/tally_traces.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
+prepare study-data-tally makes "$TALLY/tally_after.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
 for arm in computes after plain; do
   traces=$TALLY/tally_traces.jsonl think=think
   case $arm in

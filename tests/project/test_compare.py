@@ -138,3 +138,10 @@ def test_curves_are_those_of_held_out_prompts(runs):
     assert curves["gold"].tolist() == pytest.approx([line["gold"] for line in logged], abs=1e-5)
     assert curves["completions"].tolist() == [line["step"] * 128 for line in logged]
     assert (runs.parent / "curves.png").stat().st_size > 10_000
+
+
+def test_a_row_is_named_by_the_run_and_another_checkpoint_than_the_last():
+    assert compare.model_name("results/x-s1/model") == "x-s1"
+    assert compare.model_name("results/x-s1/best_by_gold") == "x-best_by_gold-s1"
+    assert compare.model_name("results/x-s1/checkpoint-10/model") == "x-checkpoint-10-s1"
+    assert compare.model_name("org/name") == "name"
