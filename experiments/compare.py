@@ -228,12 +228,12 @@ def describe_reward_models(runs: list[Path]) -> str:
     texts = []
     for run in runs:
         summary = run / "summary.json"
-        right = json.loads(summary.read_text()).get("held_out") if summary.exists() else None
-        if not isinstance(right, dict) or "length_baseline" not in right:
+        held_out = json.loads(summary.read_text()).get("held_out") if summary.exists() else None
+        if not isinstance(held_out, dict) or "length_baseline" not in held_out:
             continue
-        texts.append(f"{run.name}: {right['accuracy']:.3f} of {right['n']} held-out pairs right,")
-        texts.append(f"the longer answer in {right['length_baseline']:.3f}.")
-        equal = right["equal_length"]
+        texts.append(f"{run.name}: {held_out['accuracy']:.3f} of {held_out['n']} held-out pairs right,")
+        texts.append(f"the longer answer in {held_out['length_baseline']:.3f}.")
+        equal = held_out["equal_length"]
         if equal:
             texts.append(f"Of {equal['n']} of about equal length {equal['accuracy']:.3f} ±")
             texts.append(f"{equal['standard_error']:.3f}, the longer one in {equal['length_baseline']:.3f}.")
