@@ -314,7 +314,9 @@ def humaneval_check(task: dict, text: str) -> dict:
     }
 
 
-def map_in_parallel(check: Callable, *arguments) -> Iterable[dict]:
-    """Does as map, with a program per CPU."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+def map_in_parallel(check: Callable, *arguments) -> Iterable:
+    """Does as map, with a program per CPU that this process may use: with more, wall time would be short."""
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of an accelerated launch on this machine
+    n_programs = max(1, len(os.sched_getaffinity(0)) // n_processes)
+    with ThreadPoolExecutor(n_programs) as pool:
         return pool.map(check, *arguments)

@@ -150,7 +150,11 @@ def _read_part(word: str) -> Part:
         try:
             number = float(weight)
         except ValueError:
+            number = nan
+        if not isfinite(number):
             fail(f"--rewards {word}: write {name}:WEIGHT (a number) or {name}:gate")
+    elif name in ("process", "prime"):
+        fail(f"--rewards {word}: the rewards of tokens and steps have no one value for a gate; give a weight")
     asks = []
     options = dict(MODEL_OPTIONS.get(name, {}))
     if function:

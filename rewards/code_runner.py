@@ -54,15 +54,18 @@ def _mark_fences(string: re.Match) -> str:
 
 
 def find_program(response: str, names: set[str]) -> str:
-    """Returns the last code block that defines one of the names at top level, else the last block.
+    """Returns the last code block that defines one of the names at top level, or without names the last that
+    reads stdin; else the last block.
 
     An example or an output may follow the program.
     """
     blocks = code_blocks(response)
-    name = rf"(?:{'|'.join(map(re.escape, names))})"
-    definition = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
+    is_program = re.compile(r"\binput\(|\bstdin\b|\bopen\(0")
+    if names:
+        name = rf"(?:{'|'.join(map(re.escape, names))})"
+        is_program = re.compile(rf"(?m)^(?:(?:async +)?def|class) +{name}\b|^{name} *(?::[^\n]*)?=(?!=)")
     for block in reversed(blocks):
-        if names and definition.search(block):
+        if is_program.search(block):
             return block
     return blocks[-1]
 
@@ -88,7 +91,6 @@ def read_tests(row: dict) -> list[str] | list[Example]:
                 tests += f"\ncheck({row['entry_point']})"
             tests = [tests]
         for test in tests:
-            ast.parse(test)
             _check_calls(test)
     except (SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
@@ -115,7 +117,8 @@ def _read_pairs(inputs: list, outputs: list, fn_name: str | None = None) -> list
 
 def _check_calls(test: str) -> None:
     """Raises ValueError for a test without an assert, or with a function that it does not call."""
-    if "assert" not in test and "raise" not in test:
+    statements = ast.walk(ast.parse(test))
+    if not any(isinstance(statement, (ast.Assert, ast.Raise)) for statement in statements):
         raise ValueError(f"{test[:60]!r} has no assert")
     for name in re.findall(r"^def (\w+)", test, re.MULTILINE):
         if test.count(name) == 1:
@@ -125,9 +128,11 @@ def _check_calls(test: str) -> None:
 
 
 def tested_names(row: dict, tests: list[str] | list[Example]) -> set[str]:
-    """Finds what a program must define: its entry point, else what the tests call."""
+    """Finds what a program must define: its entry point, else what the tests call; nothing if it reads
+    stdin."""
     if isinstance(row["tests"], dict):
-        return {"Solution", str(row["tests"].get("fn_name"))}
+        fn_name = row["tests"].get("fn_name")
+        return {"Solution", fn_name} if fn_name else set()
     entry_point = re.findall(r"^\w+", row.get("entry_point") or "")
     return set(entry_point or re.findall(r"\w+(?=\()", "\n".join(tests)))
 

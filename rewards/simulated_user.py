@@ -18,6 +18,7 @@ An Endpoint is asked twice a turn. The planner reads the person, the situation, 
 says how the emotion changes. The speaker reads the planner's notes and the new state, and writes the message.
 """
 
+import math
 import re
 import unicodedata
 from collections import defaultdict
@@ -206,6 +207,8 @@ def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
         return
     for dialogue in waiting:
         utterance, change = user(dialogue, setting)
+        if not math.isfinite(change):
+            raise ValueError(f"the simulated user must return a finite change of the emotion, not {change}")
         add_user_turn(dialogue, setting, utterance, change)
 
 

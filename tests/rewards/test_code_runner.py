@@ -56,6 +56,10 @@ SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
 READER = "a, b = map(int, input().split())\nprint(a + b)"
 
 
+def test_a_program_that_reads_stdin_is_found_before_its_output():
+    assert find_program(f"```python\n{READER}\n```\nOutput:\n```\n3\n```", set()) == f"{READER}\n"
+
+
 def calls(*inputs_and_outputs):
     """calls([arguments], result, ...) of the function g."""
     return {
@@ -150,6 +154,8 @@ def test_values(needs_sandbox):
         {"inputs": [2], "outputs": [4]},
         {"inputs": [2], "outputs": [4], "fn_name": "f"},
         ["assert f(3"],
+        '["assert f(1) == 2"]',
+        "# assert f(1) == 2",
         ["assert f(3)", "import math"],
         "def check(candidate):\n    assert candidate(1) == 2",
     ],

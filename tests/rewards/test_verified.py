@@ -23,6 +23,8 @@ def pairs(text):
 # Truth and answer; whether they are equal was worked out by hand.
 EQUAL = pairs(r"""
     1/2 | 0.5
+    \ln 6 | \ln 2+\ln 3
+    \frac{\pi}{4} | \arctan\frac12+\arctan\frac13
     \frac{1}{2} | \dfrac{1}{2}
     \frac12 | 1/2
     \frac{1}{2} | \frac{2}{4}
