@@ -103,7 +103,7 @@ def try_judge(judge: Endpoint, ask: Callable, prompt: dict, flag: str, fresh: bo
         fresh: see `try_endpoint`.
     """
     row = {**prompt, "text": TWO_LINES, "response": TWO_LINES, "thinking": "", "status": "ok"}
-    row |= {"n_tokens": 16, "n_thinking_tokens": 0}
+    row |= {"n_tokens": 16, "n_thinking_tokens": 0, "gets_floor": False}
     try:
         ask([row], FirstRequest())
     except FirstRequest as found:
