@@ -115,6 +115,8 @@ class ProcessReward:
                 events[n, token] = True
                 before = probability
             completion.rewards[self.name] = before
+        if not values.isfinite().all():
+            raise ValueError("the reward process must give finite probabilities")
         return values, events
 
     def _token_at(self, ids: list[int], end: int) -> int:
