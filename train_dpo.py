@@ -55,8 +55,6 @@ from rlmt.data import (
     load_prompts,
     read_log,
     read_pairs,
-    to_jsonl,
-    write_file,
     write_jsonl,
 )
 from rlmt.memory import check_memory, dpo_gib, trained_gib
@@ -423,25 +421,28 @@ def sample(
 def score(completions: list[Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
     """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
 
-    Each process writes the scores of its share into scores-<process>.jsonl when it has all; a judge's replies
-    are stored as they come.
+    Each process appends the scores of its share to scores-<process>.jsonl, a chunk at a time; a chunk that is
+    there is not scored again.
     """
     places = own_places(len(completions), accelerator)
     path = folder / f"scores-{accelerator.process_index}.jsonl"
-    if not path.exists():
+    on_disk = {row["place"] for row in read_log(path)}
+    if not on_disk.issuperset(places):
         device = str(accelerator.device)
         reward_model = load_reward_model(args, device)
         measure_gold = load_gold(args, device, run)  # a judge's replies of all rounds share a budget
-        rows = []
         for start in range(0, len(places), SCORED_AT_ONCE):
             chunk = places[start : start + SCORED_AT_ONCE]
+            if on_disk.issuperset(chunk):
+                continue
+            rows = []
             members = [completions[place] for place in chunk]
             texts = [one.text if one.status == "ok" else None for one in members]
             scores = preferences_of(reward_model, members, texts)
             golds = gold_of(measure_gold, members)
             for place, preference, gold in zip(chunk, scores, golds, strict=True):
                 rows.append({"place": place, "rewards": {"preference": preference} | gold})
-        write_file(path, to_jsonl(rows))  # of each process
+            append_jsonl(path, rows)
         n_cut = sum(reward_model.cut)
         if n_cut:
             print(f"WARNING: {n_cut} texts are too long for the reward model, which did not see their ends")
@@ -567,7 +568,7 @@ def accumulate_gradients(
             )
             loss = (losses * weights).sum() / n_pairs
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
+            (loss * accelerator.num_processes).backward()
 
         values = {
             "loss": losses.detach(),
@@ -725,7 +726,8 @@ def main(args: Args) -> None:
     data = load_data(args, tokenizer, accelerator)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
-        check_gold(args, args.prompts_per_round * args.samples_per_prompt, accelerator)
+        n_prompts = args.prompts_per_round or len(data.prompts)
+        check_gold(args, n_prompts * args.samples_per_prompt, accelerator)
         accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), args, at_once=False))
     else:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))

@@ -69,6 +69,7 @@ from rlmt.model import (
 )
 from rlmt.run import (
     RLArgs,
+    Timer,
     check_run,
     constants,
     finish_run,
@@ -341,6 +342,7 @@ def replace_flat_groups(
     model,
     args: Args,
     accelerator: Accelerator,
+    timer: Timer,
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
     section 3.2).
@@ -373,6 +375,7 @@ def replace_flat_groups(
         for n, place in enumerate(flat):
             new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
             completions[place * args.group_size : (place + 1) * args.group_size] = new_group
+        timer.end("reward")  # each attempt has as long as a rollout, before the run is taken to hang
     return {"dynamic_sampling/attempts": n_attempts}
 
 
@@ -445,7 +448,7 @@ def accumulate_gradients(
             )
             loss = loss - args.entropy_coef * (entropies * token_weights).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
+            (loss * accelerator.num_processes).backward()
 
         # all sums are divided by n_tokens below, but the loss is a mean already
         batch_sums["loss"] = loss.detach() * n_tokens
@@ -533,7 +536,7 @@ def main(args: Args) -> None:
     ) as train:
         for step in train.steps():
             metrics = {
-                "epoch": step / (len(prompts) // args.prompts_per_step),
+                "epoch": step * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 
@@ -547,7 +550,7 @@ def main(args: Args) -> None:
             scorer.set_rewards(completions, args.group_size, model)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
                 metrics |= replace_flat_groups(
-                    completions, chosen, prompts, step, sampler, scorer, model, args, accelerator
+                    completions, chosen, prompts, step, sampler, scorer, model, args, accelerator, train.timer
                 )
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)

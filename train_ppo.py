@@ -387,7 +387,7 @@ def accumulate_policy_gradients(
             )
             loss = loss - args.entropy_coef * (entropies * token_weights).sum()
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
+            (loss * accelerator.num_processes).backward()
 
         log_ratio = (logprobs.detach() - old_logprobs) * mask
         batch_sums["approximate_kl"] = (log_ratio.exp() - log_ratio - 1).sum()
@@ -419,7 +419,7 @@ def accumulate_critic_gradients(
             values = token_values(critic, batch)
             errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
             loss = (errors * mask).sum()
-            accelerator.backward(loss / n_tokens * accelerator.num_processes)
+            (loss / n_tokens * accelerator.num_processes).backward()
 
         sums["value/loss"] += loss.detach()
         sums["value/clip_fraction"] += (is_clipped * mask).sum()
@@ -501,7 +501,7 @@ def main(args: Args) -> None:
     ) as train:
         for step in train.steps():
             metrics = {
-                "epoch": step / (len(prompts) // args.prompts_per_step),
+                "epoch": step * args.prompts_per_step / len(prompts),
                 "learning_rate": args.learning_rate,
             }
 

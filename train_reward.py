@@ -328,7 +328,7 @@ def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int
             chosen, rejected = rewards.chunk(2)
             loss = bradley_terry_loss(chosen, rejected)
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss.sum() / args.batch_size * accelerator.num_processes)
+            (loss.sum() / args.batch_size * accelerator.num_processes).backward()
         scored.append(torch.stack([loss, chosen, rejected], dim=1).detach())
 
     loss, chosen, rejected = accelerator.gather(torch.cat(scored)).T.contiguous()

@@ -445,7 +445,7 @@ def main(args: Args) -> None:
                 for group in learner.optimizer.param_groups:
                     group["lr"] = rates[name]
             metrics = {
-                "epoch": step / (len(users) // args.prompts_per_step),
+                "epoch": step * args.prompts_per_step / len(users),
                 "learning_rate": rates["model"],
             }
 

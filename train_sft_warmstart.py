@@ -206,7 +206,7 @@ def accumulate_gradients(
             logprobs, entropies, likeliest = model(**batch, extra="likeliest")
             loss = -logprobs.sum() / n_tokens
             # DDP and FSDP2 average gradients over processes; we want their sum
-            accelerator.backward(loss * accelerator.num_processes)
+            (loss * accelerator.num_processes).backward()
         sums["loss"] -= logprobs.detach().sum()
         sums["entropy"] += entropies.sum()
         sums["mean_token_accuracy"] += likeliest.sum()

@@ -181,7 +181,7 @@ class ImplicitReward:
                 log_odds = value.sum(1)
                 loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
                 # DDP and FSDP2 average gradients over processes; we want their sum
-                accelerator.backward(loss * accelerator.num_processes / n_known)
+                (loss * accelerator.num_processes / n_known).backward()
 
             sums["prime/loss"] += loss.detach()
             sums["prime/accuracy"] += ((log_odds > 0) == labels.bool())[known].sum()

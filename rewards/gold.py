@@ -26,7 +26,7 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
     if args.gold.startswith("judge:"):
         _judge_endpoint(args, Path())
         accelerator.print(
-            f"--gold: its judge is asked about every training completion, {n_completions} calls per step"
+            f"--gold: its judge is asked about every training completion, {n_completions} calls per step or round"
         )
     elif ".py:" in args.gold:
         load_function(args.gold)

@@ -15,9 +15,9 @@ from utils import TAGS, THINK_FORMATS, check_think_format, fail, or_fail, split_
 
 # --- 1. chat templates
 
-# for models without special tokens for turns: "User: ...", "Assistant: ..."
+# for models without special tokens for turns: "User: ...", "Assistant:...", as the prompt ends with its colon
 _TURNS = (
-    "{% for m in messages %}{{ m.role.capitalize() + ': ' }}{{ m.content }}"
+    "{% for m in messages %}{{ m.role.capitalize() + ':' }}{{ ' ' if m.role != 'assistant' }}{{ m.content }}"
     "{{ eos_token if m.role == 'assistant' }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
@@ -33,6 +33,16 @@ CHAT_TEMPLATES = {  # none of them drops, moves or adds a word of thinking, and 
 # a token that only this family has
 FAMILY_MARKS = {"llama3": "<|start_header_id|>", "chatml": "<|im_start|>"}
 
+# unused tokens of known families, tried in this order
+PAD_TOKENS = (
+    "<|finetune_right_pad_id|>",
+    "<|endoftext|>",
+    "<|fim_pad|>",
+    "<pad>",
+    "<unk>",
+    "<|pad|>",
+    "<|padding|>",
+)
 THOUGHT = "<think>\nZ\n</think>\n\nY"  # a completion that a template must leave as it is
 
 
@@ -115,12 +125,16 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
 
 
 def _choose_pad_token(tokenizer: Tokenizer, end: int) -> str:
-    """Returns a token other than the end of turn: a known unused one, else that of the highest id."""
+    """Returns a token other than the end of turn: a known unused one, else that of the highest id.
+
+    It is special in the saved tokenizer, and so vanishes from texts: spaces must not be it.
+    """
     vocabulary = tokenizer.get_vocab()
-    for token in ("<|finetune_right_pad_id|>", "<|endoftext|>", "<|fim_pad|>", "<pad>", "<unk>", "<|pad|>"):
+    for token in PAD_TOKENS:
         if vocabulary.get(token, end) != end:
             return token
-    return tokenizer.convert_ids_to_tokens(max(set(vocabulary.values()) - {end}))
+    others = [token for token, token_id in vocabulary.items() if token_id != end and not token.isspace()]
+    return max(others, key=vocabulary.get)
 
 
 def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: str = "auto") -> str:

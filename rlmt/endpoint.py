@@ -288,7 +288,9 @@ class Endpoint:
         n_answered = len(self.bodies)
         for repeat in range(self.retries + 1):
             worst = self._worst_cost(request)
-            if self.budget and self.cost + self.reserved + worst > self.budget:
+            while self.reserved and not self._fits(worst) and not self.stop_reason:
+                await asyncio.sleep(0.1)  # the calls under way will hardly cost their worst
+            if not self._fits(worst):
                 self.stop_reason = f"the next call could pass the budget of ${self.budget:g}"
             if self.stop_reason:
                 return self.stop_reason
@@ -321,6 +323,9 @@ class Endpoint:
         if self.waiting and len(self.bodies) == n_answered:  # others would fare no better
             self.stop_reason = f"{self.base_url}: {error}"
         return error
+
+    def _fits(self, worst: float) -> bool:
+        return not self.budget or self.cost + self.reserved + worst <= self.budget
 
     def _worst_cost(self, request: dict) -> float:
         return self.scale * dollars(token_limits(request), self.price)

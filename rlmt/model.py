@@ -108,12 +108,13 @@ def keep_freed_memory() -> None:
     """Makes glibc keep freed tensors for the next ones; elsewhere it does nothing.
 
     By default every large tensor is mapped anew, which costs an update on a CPU about a tenth of its time
-    (docs/speed.md).
+    (docs/speed.md). Those above 32 MiB, such as logits, still are: kept, they would fragment the heap to
+    several times what is in use.
     """
     with contextlib.suppress(AttributeError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        # numbers of malloc.h: M_MMAP_MAX, then M_TRIM_THRESHOLD, whose -1 is "never"
-        mallopt(-4, 0)
+        # numbers of malloc.h: M_MMAP_THRESHOLD, then M_TRIM_THRESHOLD, whose -1 is "never"
+        mallopt(-3, 32 << 20)
         mallopt(-1, -1)
 
 
@@ -688,10 +689,10 @@ def micro_batches(
     smallest_limit = bisect_left(range(len(rows) * length(rows[0])), True, key=suffices)
     batches = _chunks(rows, smallest_limit, length)
     while len(batches) < n_batches:  # this process needs fewer: it cuts its largest ones
-        largest = max(batches, key=len)
+        place = max(range(len(batches)), key=lambda i: len(batches[i]))
+        largest = batches[place]
         middle = len(largest) // 2
-        batches.append(largest[middle:])
-        del largest[middle:]
+        batches[place : place + 1] = [largest[:middle], largest[middle:]]  # the rows stay in order
     return batches
 
 
@@ -791,10 +792,10 @@ def set_cosine_rate(
 ) -> float:
     """Sets the learning rate of a step (from 1), and returns it.
 
-    It rises from 0, then falls to 0 along a cosine.
+    It rises from 0, then falls to 0 along a cosine. A single step has no warm-up, or it would train nothing.
     """
     done = step - 1
-    warmup_steps = math.ceil(warmup_ratio * steps)
+    warmup_steps = min(math.ceil(warmup_ratio * steps), steps - 1)
     if done < warmup_steps:
         rate = peak * done / warmup_steps
     else:

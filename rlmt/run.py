@@ -204,10 +204,12 @@ def parse_args(args_class: type, presets: dict[str, dict]):
 
 
 def check_values(args) -> None:
-    """Exits with 2 for a negative seed, an unknown think format, a budget without prices, 4-bit weights without
-    LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
+    """Exits with 2 for a negative seed, no steps between checkpoints, an unknown think format, a budget
+    without prices, 4-bit weights without LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
     if args.seed < 0:
         fail("--seed counts from 0")
+    if args.save_steps < 1:
+        fail("--save-steps is at least 1; the end of a run is saved in any case")
     think_format = getattr(args, "think_format", "auto")
     if think_format != "auto":
         or_fail(check_think_format, think_format)

@@ -124,7 +124,12 @@ FAMILIES = {
         {"bos_token": R1[0], "eos_token": R1[1], "pad_token": R1[1]},
         R1_TEMPLATE,
     ),
-    "plain": (["</s>"], [], {"eos_token": "</s>"}, None),  # no pad token, no BOS, nothing spare
+    "plain": (
+        ["</s>"],
+        ["  "],
+        {"eos_token": "</s>"},
+        None,
+    ),  # no pad token, no BOS, nothing spare but spaces
     "gpt2": (
         ["<|endoftext|>"],
         [],

@@ -216,7 +216,16 @@ def test_micro_batches_are_the_best_cut(max_tokens, n_others):
     two = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([own.item(), n_others]))
     batches = policy.micro_batches(rows, max_tokens, two, int)
     assert len(batches) == max(n_others, len(alone))
-    assert sorted(sum(batches, [])) == sorted(rows)
+    assert sum(batches, []) == rows
+
+
+def test_cosine_rate_of_runs_of_few_steps():
+    """transformers' rates, whose warm-up rounds up; but a single step trains."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rates = {
+        n: [policy.set_cosine_rate(optimizer, 1.0, step, n, 0.05) for step in range(1, n + 1)] for n in (1, 3)
+    }
+    assert rates == {1: [1.0], 3: pytest.approx([0.0, 1.0, 0.5])}
 
 
 @pytest.mark.parametrize("sigma", [0.5, 0.75])

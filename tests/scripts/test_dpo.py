@@ -218,6 +218,8 @@ def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
     sampled = (out / "round-1" / "samples-0.jsonl").read_text()
     n_last = len(sampled.splitlines(keepends=True)[-1])
     (out / "round-1" / "samples-0.jsonl").write_text(sampled[: -n_last // 2])  # the last one is torn
+    scored = (whole / "round-1" / "scores-0.jsonl").read_text()
+    (out / "round-1" / "scores-0.jsonl").write_text(scored[:200])  # as if it were killed again as it scores
     train(data, out, "--resume --rounds 1")
     assert (out / "round-1" / "samples-0.jsonl").read_text().startswith(sampled[:-n_last])
 
