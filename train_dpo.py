@@ -458,7 +458,7 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
 
 
 def pair_up(
-    completions: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator
+    completions: list[dict], number: int, run: Path, args: Args, accelerator
 ) -> tuple[list[Pair], dict]:
     """Returns the pairs of a round's completions, and their metrics; logs the completions."""
     best_and_worst, skipped = build_pairs(completions, args.min_valid, args.reward_on)
@@ -520,7 +520,7 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
         pad_token_id,
         accelerator.device,
     )
-    logprobs, _ = model(**batch)  # the chosen, then the rejected; 0 on padding
+    (logprobs,) = model(**batch, extra="none")  # the chosen, then the rejected; 0 on padding
     chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)
     return chosen_logps, rejected_logps
 
@@ -673,7 +673,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         timer.end("reward")
 
         # 3. pairs
-        pairs, pair_metrics = pair_up(completions, number, run, tokenizer, args, accelerator)
+        pairs, pair_metrics = pair_up(completions, number, run, args, accelerator)
         metrics |= pair_metrics
     metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(len(pairs), args))
     accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
@@ -728,9 +728,9 @@ def main(args: Args) -> None:
     if will_sample:
         n_prompts = args.prompts_per_round or len(data.prompts)
         check_gold(args, n_prompts * args.samples_per_prompt, accelerator)
-        accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), args, at_once=False))
+        accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), at_once=False))
     else:
-        accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
+        accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
     start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
         try_judge(args, (data.prompts or data.held_out)[0], start.run)

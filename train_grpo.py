@@ -484,7 +484,7 @@ def main(args: Args) -> None:
     has_reference = bool(args.beta)
     check(args, prompts, accelerator)
     memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
-    accelerator.print(check_memory(memory, args))
+    accelerator.print(check_memory(memory))
     start = check_run(args, "grpo", args.model, constants(globals()))
     try_judges(args, prompts, start.run, accelerator)
     if args.dry_run:

@@ -454,7 +454,7 @@ def main(args: Args) -> None:
     check(args, prompts, accelerator)
     memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
     memory["critic"] = critic_gib(critic_path, args)
-    accelerator.print(check_memory(memory, args))
+    accelerator.print(check_memory(memory))
     start = check_run(args, "ppo", args.model, constants(globals()))
     try_judges(args, prompts, start.run, accelerator)
     if args.dry_run:

@@ -368,7 +368,7 @@ def main(args: Args) -> None:
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = plan_steps(len(pairs), args, accelerator)
     memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
-    accelerator.print(check_memory({"model": memory}, args))
+    accelerator.print(check_memory({"model": memory}))
     start = check_run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return

@@ -410,7 +410,7 @@ def main(args: Args) -> None:
     memory = policies_gib(args, use_vllm, has_reference=False)
     if has_critic:
         memory["critic"] = critic_gib(args.model, args)
-    accelerator.print(check_memory(memory, args))
+    accelerator.print(check_memory(memory))
     start = check_run(args, "rlver", args.model, constants(globals()))
     store = start.run / f"simulator-{accelerator.process_index}.jsonl"
     simulator = simulated_user.load_user(

@@ -231,7 +231,7 @@ def main(args: Args) -> None:
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
     steps = plan_steps(len(token_rows), args, accelerator)
-    accelerator.print(check_memory({"model": trained_gib(args.model, args)}, args))
+    accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
     start = check_run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
         prompt = tokenizer.decode(token_rows[0].prompt_ids)

@@ -176,7 +176,7 @@ class ImplicitReward:
 
             reference_logprobs = compute_reference_logprobs(model, self.reference, inputs)
             with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-                logprobs, _ = model(*inputs)
+                (logprobs,) = model(*inputs, extra="none")
                 value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
                 log_odds = value.sum(1)
                 loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")

@@ -129,7 +129,7 @@ def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
     return parts
 
 
-def check_memory(parts: dict[str, float], args, at_once: bool = True) -> str:
+def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
     """Returns a line for the screen; exits with 2 if the parts do not fit on a GPU, all `at_once` or one at a
     time."""
     listed = ", ".join(f"{name} {gib:.3g}" for name, gib in parts.items())

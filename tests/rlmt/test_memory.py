@@ -93,11 +93,10 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypa
 
 
 def test_what_does_not_fit_is_refused(exits):
-    args = train_ppo.Args()
-    assert "40.2 of 79.2 are left" in memory.check_memory({"policy": 15, "vLLM": 24}, args)
+    assert "40.2 of 79.2 are left" in memory.check_memory({"policy": 15, "vLLM": 24})
     too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}
-    assert "84 GiB are needed of a GPU's 79" in exits(memory.check_memory, too_much, args)
-    assert memory.check_memory(too_much, args, at_once=False)  # one after the other
+    assert "84 GiB are needed of a GPU's 79" in exits(memory.check_memory, too_much)
+    assert memory.check_memory(too_much, at_once=False)  # one after the other
 
 
 def test_a_step_of_8b_on_eight_gpus(models):
