@@ -533,7 +533,9 @@ class Policy(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        all_logprobs = (logits / self.temperature).log_softmax(-1)
+        if self.temperature != 1:  # spares a tensor of all logits
+            logits = logits / self.temperature
+        all_logprobs = logits.log_softmax(-1)
         logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         if extra == "none":
             return (logprobs,)
