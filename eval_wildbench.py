@@ -334,7 +334,8 @@ def main(args: Args) -> None:
     for temperature in args.temperatures:
         numbers = evaluate(args, tasks, temperature, run)
         value = numbers[headline(args)]
-        print(f"temperature {temperature}: {value}, 95 % over tasks {numbers['interval']}", flush=True)
+        interval = ", ".join(f"{end:.4g}" for end in numbers["interval"] or ())
+        print(f"temperature {temperature}: {value}, 95 % over tasks {interval}", flush=True)
         lines += index_rows(args, temperature, numbers, judging)
         results[str(temperature)] = for_summary(numbers)
     summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}

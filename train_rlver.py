@@ -393,6 +393,8 @@ def main(args: Args) -> None:
     has_critic = args.algorithm == "ppo"
     if has_critic:
         args.group_size = 1  # it takes the group's place
+    elif args.group_size < 2:
+        fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     accelerator = start_accelerator(args.dtype)
     check_split(args, accelerator)
     if args.ask_thinking and args.think_format != "think":

@@ -190,6 +190,9 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]
             one, other = (of_column[of_column["row"] == row] for row in (first, second))
             if one.empty or other.empty:
                 continue
+            if set(one["fingerprint"]) != set(other["fingerprint"]):
+                print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
+                continue
             cell, means[column] = tables.difference(one, other)
             cells.append(cell | {"row": name, "benchmark": column})
             if "gold" in column:
@@ -287,6 +290,8 @@ def plot(curves: pd.DataFrame, path: Path) -> None:
 
 
 def main(args: Args) -> None:
+    if not args.folders:
+        fail("name a folder of runs, such as results")
     runs = run_folders(args.folders)
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)

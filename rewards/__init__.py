@@ -158,7 +158,7 @@ def _read_part(word: str) -> Part:
     asks = []
     options = dict(MODEL_OPTIONS.get(name, {}))
     if function:
-        _, *parameters = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(function).parameters.values()][1:]  # the first one is the rows
         for parameter in parameters:
             if parameter.name in CONTEXT:
                 asks.append(parameter.name)
@@ -287,9 +287,12 @@ def call(part: Part, rows: list[dict], judge, group_size: int, max_tokens: int) 
     asked = {key: given[key] for key in part.asks}
     places = [place for place, row in enumerate(rows) if part.applies(row)]
     found = part.function([rows[place] for place in places], **asked, **part.options)
-    is_number = [value is None or isfinite(value) for value in found]
-    if len(found) != len(places) or not all(is_number):
-        raise ValueError(
+    try:
+        is_right = len(found) == len(places) and all(value is None or isfinite(value) for value in found)
+    except TypeError:  # no list, or no numbers
+        is_right = False
+    if not is_right:
+        fail(
             f"reward {part.name} must return a list with a finite number or None for each of {len(places)} rows, "
             f"not {str(found)[:200]}"
         )

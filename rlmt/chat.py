@@ -304,9 +304,15 @@ def _read_file(model: str, name: str) -> str:
 
 
 def check_folder(path: str) -> None:
-    """Exits with 2 if a model's folder is missing beside others that are there: the hub would be asked for long."""
+    """Exits with 2 for the folder of a run, and if a model's folder is missing beside others that are there: the
+    hub would be asked for long."""
+    if Path(path, "model").is_dir():
+        fail(f"{path} is a run; its model is {path}/model")
     if "/" in str(path) and Path(path).parent.is_dir() and not Path(path).is_dir():
-        fail(f"{path}: no such folder; data/README.md says how data/smollm2 and data/toy/base are made")
+        fail(
+            f"{path}: no such folder; a run makes it (git has no weights), and data/README.md says how data/smollm2 and "
+            "data/toy/base are made"
+        )
 
 
 def load_config(path: str):

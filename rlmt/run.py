@@ -203,13 +203,24 @@ def parse_args(args_class: type, presets: dict[str, dict]):
     return args
 
 
+# arguments that are above 0; no number is below it
+POSITIVE = (
+    *("steps", "epochs", "rounds", "save_steps", "updates_per_rollout"),
+    *("batch_size", "rollout_batch_size", "prompts_per_step", "group_size", "samples_per_prompt"),
+    *("max_length", "max_prompt_tokens", "max_completion_tokens", "max_turn_tokens", "micro_batch_tokens"),
+    *("turns", "concurrency"),
+)
+
+
 def check_values(args) -> None:
-    """Exits with 2 for a negative seed, no steps between checkpoints, an unknown think format, a budget
-    without prices, 4-bit weights without LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
-    if args.seed < 0:
-        fail("--seed counts from 0")
-    if args.save_steps < 1:
-        fail("--save-steps is at least 1; the end of a run is saved in any case")
+    """Exits with 2 for a number out of its range, an unknown think format, a budget without prices, 4-bit
+    weights without LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
+    for name, value in vars(args).items():
+        if isinstance(value, int | float) and (value < 0 or value == 0 and name in POSITIVE):
+            at_least = "above 0" if name in POSITIVE else "at least 0"
+            fail(f"--{name.replace('_', '-')} {value}: give a number {at_least}")
+    if getattr(args, "top_p", 1.0) > 1:
+        fail("--top-p is a probability, at most 1")
     think_format = getattr(args, "think_format", "auto")
     if think_format != "auto":
         or_fail(check_think_format, think_format)
