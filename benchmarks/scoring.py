@@ -341,6 +341,8 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
     if numbers["n_invalid"] > max_invalid * numbers["n"]:
         numbers["withheld"] = {metric: numbers[metric] for metric in metrics}
         numbers |= dict.fromkeys(metrics)
+        of_tasks = numbers.get("task_means", {})
+        numbers["task_means"] = {metric: means for metric, means in of_tasks.items() if metric not in metrics}
 
 
 def add_to_index(run: Path, rows: list[dict]) -> None:

@@ -49,8 +49,8 @@ for benchmark in "$@"; do
     echo "$out is complete; delete it to evaluate anew" >&2
     continue
   fi
-  # not beside a server that is there, nor a local judge, which needs the memory of the model
-  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ "$MODEL_FLAGS $JUDGE" != *@(--model-url|local:)* ]]; then
+  # not beside a server that is there, nor a local judge or reward model, which need the memory of the model
+  if [ -d "$model" ] && [ -z "${url+x}$SHOW" ] && [[ "$MODEL_FLAGS $JUDGE $*" != *@(--model-url|local:|wildbench-rm)* ]]; then
     start_server
   fi
   wildbench="eval_wildbench.py --mode reward --orders random --temperatures 0.7"

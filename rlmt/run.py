@@ -51,7 +51,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
-from utils import IS_FIRST, check_think_format, fail, or_fail, or_warn, refuse_repeated
+from utils import IS_FIRST, fail, or_warn, refuse_repeated
 
 # --- 1. arguments
 
@@ -213,17 +213,14 @@ POSITIVE = (
 
 
 def check_values(args) -> None:
-    """Exits with 2 for a number out of its range, an unknown think format, a budget without prices, 4-bit
-    weights without LoRA, and 4-bit weights or an 8-bit optimizer under FSDP."""
+    """Exits with 2 for a number out of its range, a budget without prices, 4-bit weights without LoRA, and 4-bit
+    weights or an 8-bit optimizer under FSDP."""
     for name, value in vars(args).items():
         if isinstance(value, int | float) and (value < 0 or value == 0 and name in POSITIVE):
             at_least = "above 0" if name in POSITIVE else "at least 0"
             fail(f"--{name.replace('_', '-')} {value}: give a number {at_least}")
     if getattr(args, "top_p", 1.0) > 1:
         fail("--top-p is a probability, at most 1")
-    think_format = getattr(args, "think_format", "auto")
-    if think_format != "auto":
-        or_fail(check_think_format, think_format)
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     load_in_4bit = getattr(args, "load_in_4bit", False)
@@ -271,6 +268,7 @@ CHANGEABLE = (
     "key_env",
     "omit",
     "concurrency",
+    "max_invalid",
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
     "judge_url",
