@@ -179,8 +179,12 @@ def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> tuple[float, 
     return coefficients[1], covariance[1, 1] ** 0.5
 
 
-def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]:
-    """Returns the cells of the differences between two rows, in every column that both have."""
+def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> list[dict]:
+    """Returns the cells of the differences between two rows, in every column that both have.
+
+    Rows that were judged differently have none: if the user asked for the pair this exits with 2, else the
+    column is named on stderr.
+    """
     cells = []
     for first, second in pairs:
         name = f"{first} − {second}"
@@ -190,7 +194,7 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]]) -> list[dict]
             one, other = (of_column[of_column["row"] == row] for row in (first, second))
             if one.empty or other.empty:
                 continue
-            if set(one["fingerprint"]) != set(other["fingerprint"]):
+            if not are_asked and set(one["fingerprint"]) != set(other["fingerprint"]):
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
             cell, means[column] = tables.difference(one, other)
@@ -307,7 +311,7 @@ def main(args: Args) -> None:
     for row in sum(args.compare, ()):
         if row not in evaluated:
             fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated)}")
-    cells = differences(lines, args.compare or twins_of(evaluated))
+    cells = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
     numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
     notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))

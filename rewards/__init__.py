@@ -158,8 +158,10 @@ def _read_part(word: str) -> Part:
     asks = []
     options = dict(MODEL_OPTIONS.get(name, {}))
     if function:
-        parameters = [*inspect.signature(function).parameters.values()][1:]  # the first one is the rows
-        for parameter in parameters:
+        parameters = [*inspect.signature(function).parameters.values()]
+        if not parameters:
+            fail(f"--rewards {word}: {name} takes no parameter; the first one is the rows")
+        for parameter in parameters[1:]:
             if parameter.name in CONTEXT:
                 asks.append(parameter.name)
             elif parameter.default is parameter.empty:
