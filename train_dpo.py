@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, without_control
@@ -117,7 +117,7 @@ class Args(ScoreArgs):
     """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
     pairs: str = ""
     """Pairs for offline DPO: a file, a folder or a hub name with its split, in any form of data/README.md."""
-    think_format: str = "think"
+    think_format: Literal[*THINK_FORMATS] = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF, the same without thinking; zero_think and
     zero_plain: no warm start, an instruction before the prompt of a base model asks for the format."""
     # rollout

@@ -98,7 +98,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from utils import fail
+from utils import THINK_FORMATS, fail
 from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
 from rewards.scorer import Scorer
 
@@ -111,7 +111,7 @@ class Args(RLArgs):
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""
     prompts: str = "data/wildchat_if.jsonl"
     """Prompts: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
-    think_format: str = "think"
+    think_format: Literal[*THINK_FORMATS] = "think"
     """A key of utils.THINK_FORMATS. think: RLMT; plain: RLHF; zero_think and zero_plain: the same from a base
     model, which an instruction before the prompt asks for the format."""
     # rollout

@@ -89,7 +89,7 @@ from accelerate.utils import gather_object
 
 import train_grpo
 import train_ppo
-from utils import fail, or_fail
+from utils import THINK_FORMATS, fail, or_fail
 from rewards import simulated_user
 
 
@@ -121,7 +121,7 @@ class Args(RolloutArgs):
     again."""
     user: Literal["vanilla", "challenging"] = "vanilla"
     """challenging: the user hides the wish, and only its fulfilment raises the emotion."""
-    think_format: str = "think"
+    think_format: Literal[*THINK_FORMATS] = "think"
     """A key of utils.THINK_FORMATS, for every reply; the user hears the response alone. The templates of Zero
     formats are for one turn: give them --chat-template chatml or llama3."""
     ask_thinking: bool = False

@@ -22,6 +22,7 @@ ordinary Hugging Face folder (LoRA is merged; the adapter alone is in adapter/).
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import (
@@ -76,7 +77,7 @@ class Args(RunArgs):
     """Hub name or folder of the model to start from."""
     traces: str = "data/traces.jsonl"
     """Traces: a file, a folder or a hub name with its split (NAME:SPLIT), in any form of data/README.md."""
-    think_format: str = "think"
+    think_format: Literal[*THINK_FORMATS] = "think"
     """A key of utils.THINK_FORMATS: how thinking and response are written. plain: the response alone, of the
     same rows; or of ordinary rows, without any thinking."""
     max_length: int = 20000

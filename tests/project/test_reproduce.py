@@ -358,7 +358,7 @@ def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, t
     assert "do you mean --beta" in exits(reproduce.values_of, ["python", "train_grpo.py", "--betta", "0"])
     assert "there is no train_gpro.py" in exits(reproduce.values_of, ["python", "train_gpro.py"])
     unknown = ["python", "train_grpo.py", "--think-format", "tagged"]
-    assert "think format 'tagged' is unknown" in exits(reproduce.values_of, unknown)
+    assert "invalid choice 'tagged' for argument '--think-format'" in exits(reproduce.values_of, unknown)
 
 
 def test_judges_are_tried_before_days_of_training_but_not_one_that_a_command_serves(exits, tmp_path):
