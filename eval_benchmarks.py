@@ -196,7 +196,6 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.name,
         [messages_of(args, task) for task in tasks],
         args.judge,
-        shared.resolve_judge_url(args.judge, args.judge_url),
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
         tasks,
@@ -205,7 +204,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         *args.omit,
     ]
     if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
-        content += [args.samples, args.reward_model, args.reward_on]
+        content += [args.samples, reward_model.fingerprint(args)]
     return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
 
 

@@ -266,20 +266,19 @@ def simulators(args: Args) -> dict[str, tuple[str, str, str]]:
     return named
 
 
-def fingerprint(args: Args, name: str, url: str, profiles: list[dict]) -> str:
-    """Hashes what two comparable scores share: setting, simulator and its endpoint or file, prompts,
+def fingerprint(args: Args, simulator: str, profiles: list[dict]) -> str:
+    """Hashes what two comparable scores share: setting, simulator (of a program its file too), prompts,
     profiles."""
     contents = [
         args.setting | {"seed": 0},
-        name,
-        shared.resolve_judge_url(name, url),
+        simulator,
         user_prompts.SYSTEM,
         user_prompts.ASK_THINKING,
         user_prompts.PLANNER,
         user_prompts.SPEAKER,
         list(user_prompts.RULES.values()),
         profiles,
-        *shared.digests_of(name),
+        *shared.digests_of(simulator),
         *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))
@@ -346,8 +345,8 @@ def main(args: Args) -> None:
     # --- score, judge; the model is freed by now, as a local judge needs its memory
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting}
     index = []
-    for suffix, (flag, name, url) in simulators(args).items():
-        result = {"name": name, "fingerprint": fingerprint(args, name, url, profiles)}
+    for suffix, (flag, name, _) in simulators(args).items():
+        result = {"name": name, "fingerprint": fingerprint(args, name, profiles)}
         # after an outage there is no score: --resume asks the simulator again
         errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
         shared.check_answered(args, errors, f"{flag} {name}")

@@ -133,11 +133,11 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
     # what a judge that is named alike may hold another time: a program, or the weights of a local model
     judging.append(shared.digests_of(args.judge))
     if not args.judge:
-        judging += [args.reward_model, args.reward_on, shared.digests_of(f"local:{args.reward_model}")]
+        judging.append(reward_model.fingerprint(args))
     if args.mode == "program":
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
-        judging += [shared.resolve_judge_url(args.judge, args.judge_url), args.protocol, *args.omit]
+        judging += [args.protocol, *args.omit]
         judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))  # those of every seed
     if args.mode == "reward":
         judging += [args.orders, args.references]
@@ -252,14 +252,15 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     benchmark = Path(args.tasks).stem
     lines = [index_row(args, benchmark, numbers, headline(args), fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]
-    if args.reward_model and args.judge:
-        metrics.append("proxy_reward")
     if args.thinking_use:
         metrics += thinking_use.METRICS
     n_completions = sum(numbers["status"].values())  # each may get several verdicts
     about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:
         lines.append(index_row(args, benchmark, numbers, metric, "") | about_answers)
+    if args.reward_model and args.judge:
+        line = index_row(args, benchmark, numbers, "proxy_reward", reward_model.fingerprint(args))
+        lines.append(line | about_answers | {"judge": args.reward_model})
     return [line | {"temperature": temperature} for line in lines]
 
 

@@ -16,6 +16,8 @@ class ModelFlags:
     folder that a server of vLLM has loaded: `python -m rlmt.vllm --model FOLDER` starts one."""
     model_url: str = ""
     """OpenAI-compatible endpoint that generates, e.g. http://localhost:8000/v1; empty: generate here."""
+    model_omit: tuple[str, ...] = ()
+    """Parameters that are left out of requests to --model-url, as its server refuses them."""
     limit: int = 0
     """Use only the first tasks, or users; 0: all."""
     think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
@@ -71,7 +73,8 @@ class JudgeFlags:
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
     no key."""
     omit: tuple[str, ...] = ()
-    """Parameters that are left out of all requests, as a server refuses them: seed temperature."""
+    """Parameters that are left out of requests to judge and simulated users, as their server refuses them:
+    seed temperature."""
     template: str = ""
     """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
     several. Of a benchmark without a judge, the authors' program that makes its prompts."""

@@ -2,6 +2,7 @@
 answers."""
 
 import gc
+import json
 import math
 
 import torch
@@ -16,6 +17,12 @@ def check(args) -> None:
     """Exits with 2 if --reward-model cannot score the model's answers; does nothing without one."""
     if args.reward_model:
         or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+
+
+def fingerprint(args) -> str:
+    """Hashes what two comparable rewards share: the reward model and what it reads."""
+    state = [args.reward_model, args.reward_on, shared.digests_of(f"local:{args.reward_model}")]
+    return shared.short_hash(json.dumps(state))
 
 
 def scored_format(args) -> str:

@@ -7,6 +7,7 @@ first key, else that position), `line` (of the row's file), and the fields that 
 
 import gzip
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -339,6 +340,11 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
     Those of the paper's rule too: they have a value for an invalid row, which is not the judge's verdict.
     """
     if numbers["n_invalid"] > max_invalid * numbers["n"]:
+        print(
+            f"WARNING: {numbers['n_invalid']} of {numbers['n']} rows are invalid, so {', '.join(metrics)} are withheld; "
+            "--resume with a larger --max-invalid shows them",
+            file=sys.stderr,
+        )
         numbers["withheld"] = {metric: numbers[metric] for metric in metrics}
         numbers |= dict.fromkeys(metrics)
         of_tasks = numbers.get("task_means", {})
@@ -349,8 +355,8 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     """Prints an evaluation's values, one a row, and appends them to runs.csv in the folder that holds the
     run; tables read it.
 
-    Call it before summary.json, which marks the end, is written. Of two lines for the same value the later
-    one counts. A value that is withheld (None) has no interval either.
+    Call it before summary.json, which marks the end, is written. Of a run that was evaluated again the later
+    lines count. A value that is withheld (None) has no interval either.
     The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
     path = run.parent / "runs.csv"

@@ -27,10 +27,9 @@ from rlmt.endpoint import (
     has_no_reply,
     is_answer,
     name_in,
-    resolve_url,
     try_endpoint,
 )
-from rlmt.run import Start, check_run, load_function, write_summary
+from rlmt.run import Start, check_run, digest_of_weights, load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.saved import generate
 from rlmt.vllm import serve
@@ -197,8 +196,14 @@ def check_plain(args, text: str) -> None:
 
 def model_endpoint(args, run: Path) -> Endpoint:
     """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-    store = run / "model.jsonl"
-    return Endpoint(args.model, store, args.model_url, args.concurrency, key_env=args.key_env, omit=args.omit)
+    return Endpoint(
+        args.model,
+        run / "model.jsonl",
+        args.model_url,
+        args.concurrency,
+        key_env=args.key_env,
+        omit=args.model_omit,
+    )
 
 
 def endpoint_sampling(args, temperature: float) -> dict:
@@ -451,9 +456,7 @@ def open_judge(args, run: Path) -> Iterator[Endpoint]:
         dtype=getattr(args, "dtype", "auto"),  # a script that generates nothing has no such flag
     )
     with server as url:
-        yield Endpoint(
-            model, run / "judge.jsonl", url, LOCAL_CALLS, timeout=LOCAL_TIMEOUT, known_as=args.judge
-        )
+        yield Endpoint(model, run / "judge.jsonl", url, LOCAL_CALLS, timeout=LOCAL_TIMEOUT)
 
 
 def is_local(judge: str) -> bool:
@@ -647,29 +650,19 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
 # --- 6. fingerprints
 
 
-def resolve_judge_url(judge: str, url: str) -> str:
-    """Returns the URL at which a judge or simulated user is asked; "" if it is not behind an endpoint."""
-    if is_behind_endpoint(judge):
-        return resolve_url(url)
-    return ""
-
-
 def digests_of(judge: str) -> list[str]:
     """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an
     endpoint.
 
-    That is the hash of a program, or of the sizes and times of a model's weights. A hub name has none.
+    That is the hash of a program, or of a model's weights. A hub name has none.
     """
     if is_behind_endpoint(judge):
         return []
     program = Path(judge.rpartition(":")[0])
     if program.is_file():
         return [hashlib.sha256(program.read_bytes()).hexdigest()]
-    states = []
-    for weights in sorted(Path(judge.removeprefix("local:")).glob("*.safetensors")):
-        stat = weights.stat()
-        states.append(f"{weights.name} {stat.st_size} {stat.st_mtime_ns}")
-    return [short_hash(" ".join(states))] if states else []
+    digest = digest_of_weights(judge.removeprefix("local:"))
+    return [digest] if digest else []
 
 
 def short_hash(text: str) -> str:

@@ -360,7 +360,6 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
     baseline."""
     contents = [
         args.judge,
-        shared.resolve_judge_url(args.judge, args.judge_url),
         args.judge_max_tokens,
         step_template(args, "compare"),
         traits,

@@ -32,8 +32,8 @@ TWINS = {
     "rlmt": "rlhf",
     r"\b(grpo|ppo|dpo|rlvr)\b": "sft",
 }
-NAMES = {  # of metrics in runs.csv; a program's score is gold, as nothing is trained on it
-    "score": "gold",
+NAMES = {  # of metrics in runs.csv
+    "score of a program": "gold",  # as nothing is trained on it
     "proxy_reward": "proxy",
     "format_ok": "format ok",
     "thinking_tokens": "think tokens",
@@ -101,7 +101,8 @@ def model_name(model: str) -> str:
 def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     """Reads the lines of runs.csv that the command's words mean, with the `row`, `seed` and `column` of each.
 
-    Of a run folder these are its own lines, and those of its model's evaluations beside it.
+    Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
+    thinking was cut at N tokens is a row of its own.
     """
     parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
     for folder in folders:
@@ -116,9 +117,12 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
     lines[["row", "seed"]] = lines[["row", "seed"]].fillna(of_model)
+    lines["row"] += lines["sampling"].str.extract(r"(, \d+ of thinking)")[0].fillna("")
 
-    lines["column"] = lines["metric"].replace(NAMES)
-    for metric, part in lines.groupby("metric"):
+    is_program = lines["judge"].astype(str).str.contains(".py:", regex=False)
+    metrics = lines["metric"].mask(is_program & (lines["metric"] == "score"), "score of a program")
+    lines["column"] = metrics.replace(NAMES)
+    for metric, part in lines.groupby(metrics):
         column = part["column"]
         if metric not in NAMES or part.groupby("row")["benchmark"].nunique().max() > 1:
             column = part["benchmark"] + " " + column

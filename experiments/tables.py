@@ -91,7 +91,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     """Reads a folder's runs.csv, with the columns `row`, `seed` and `evaluation` split off the run's name, its
     `folder`, and `sampling`.
 
-    Runs with other names have no row. Of two lines for the same value the later one counts.
+    Runs with other names have no row. Of a run that was evaluated again the last lines count.
     """
     index = pd.DataFrame(columns=list(INDEX_COLUMNS))
     if (folder / "runs.csv").exists():
@@ -103,7 +103,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     index["sampling"] = (
         "temperature " + index["temperature"].map("{:g}".format) + ", " + pd.Series(limits, index.index)
     )
-    return index.drop_duplicates(["run", *MEASURE], keep="last")
+    return index[index["time"] == index.groupby("run")["time"].transform("last")]
 
 
 def limits_of(run: Path) -> str:

@@ -8,8 +8,8 @@
 A request is the body of a `chat/completions` call without `model`: messages, max_tokens, temperature ...
 
 Whatever a server sends with HTTP 200 is appended to the file `store` as it came, before anything parses it.
-An answer's key is the hash of model, base URL, request and attempt, so the same command repeats no answered
-call after Ctrl-C or kill, and another `parse` needs no new call. Equal requests are asked once and share the
+An answer's key is the hash of model, request and attempt, so the same command repeats no answered call after
+Ctrl-C or kill, also if the model has another URL by then, and another `parse` needs no new call. Equal requests are asked once and share the
 reply. To sample several replies, vary the requests' `seed`.
 
 After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again;
@@ -145,7 +145,6 @@ class Endpoint:
     budget: float = 0  # US dollars for everything in the store and in this process; 0: without limit
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `key_for`
-    known_as: str = ""  # what the store's keys have in place of a URL that changes from start to start
     omit: tuple[str, ...] = ()  # parameters that are not sent, as this server refuses them
     backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
@@ -307,7 +306,7 @@ class Endpoint:
                 if e.status_code in (401, 402, 404):
                     self.stop_reason = f"{self.base_url}: {error}; --key-env names the variable of its key"
                 if e.status_code in (400, 422):
-                    error += "; --omit NAME leaves a refused parameter out"
+                    error += "; --omit NAME, or --model-omit NAME of a tested model, leaves a refused parameter out"
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, APIConnectionError) as e:
@@ -332,7 +331,7 @@ class Endpoint:
 
     def _key(self, request: dict, attempt: int = 0) -> str:
         """Returns the hash under which the store has the reply to an attempt at a request."""
-        identity = [self.model, self.known_as or self.base_url, request, attempt]
+        identity = [self.model, request, attempt]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _read_store(self) -> None:

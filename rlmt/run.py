@@ -219,6 +219,10 @@ def check_values(args) -> None:
         if isinstance(value, int | float) and (value < 0 or value == 0 and name in POSITIVE):
             at_least = "above 0" if name in POSITIVE else "at least 0"
             fail(f"--{name.replace('_', '-')} {value}: give a number {at_least}")
+    if isinstance(args, RunArgs) and getattr(args, "temperature", 1.0) == 0:
+        fail(
+            "--temperature 0: greedy completions of a prompt are all alike, so nothing is learned; 1 samples"
+        )
     if getattr(args, "top_p", 1.0) > 1:
         fail("--top-p is a probability, at most 1")
     if getattr(args, "budget", 0) and not any(args.price):
@@ -257,8 +261,8 @@ def load_function(spec: str):
 
 # arguments that say how a run is started, not what it is
 HOW_STARTED = ("out", "resume", "overwrite", "dry_run", "config")
-# a larger value continues a finished run
-LENGTH = ("steps", "rounds")
+# a larger value continues a finished run; of an evaluation, it scores the stored verdicts once more
+LENGTH = ("steps", "rounds", "max_invalid")
 # arguments that a resume may change: with another value, what was learned so far would be the same
 CHANGEABLE = (
     *LENGTH,
@@ -268,9 +272,9 @@ CHANGEABLE = (
     "key_env",
     "omit",
     "concurrency",
-    "max_invalid",
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
+    "held_out_simulator_url",
     "judge_url",
     "model_url",
     "generate_only",
@@ -298,23 +302,23 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
 
     The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so
     the same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set,
-    or `args.resume` with equal arguments (except CHANGEABLE) and constants.
-    A complete run exits with 0 before any model is loaded, unless `args.steps` or `args.rounds` has grown.
+    or `args.resume` with equal arguments (except CHANGEABLE), constants and weights of the model. A complete
+    run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
-    # through JSON, so that tuples equal the lists of an earlier config.json
-    arguments = json.loads(json.dumps(dataclasses.asdict(args), default=str))
+    arguments = _through_json(args)
     run = Path(args.out or f"results/{_run_name(arguments, script, model)}")
     is_resume = args.resume and (run / "config.json").exists()
     config = {
         "script": script,
         "args": arguments,
         "constants": script_constants or {},
+        "weights": digest_of_weights(model),
         "processes": state.num_processes,
     }
     if state.is_main_process:
         if is_resume:
-            _check_resume(run, config)
+            _check_resume(run, config, _through_json(type(args)()))
         else:
             _check_new_run(run, args)
     # rank 0 decides for all, as another machine's view of the folder may lag behind
@@ -394,6 +398,23 @@ def constants(namespace: dict) -> dict:
     return found
 
 
+def digest_of_weights(model: str) -> str:
+    """Hashes the weights in a model's folder; "" for a hub name.
+
+    Reads a part of each file, as any training changes all matrices.
+    """
+    parts = []
+    for path in sorted(Path(model).glob("*.safetensors")):
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            file.seek(size // 2)
+            middle = file.read(2**20)
+        parts.append(f"{path.name} {size} {hashlib.sha1(middle).hexdigest()}")
+    if not parts:
+        return ""
+    return hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]
+
+
 def _run_name(arguments: dict, script: str, model: str) -> str:
     folder = Path(model)
     if folder.name == "model":  # results/<run>/model: the run's name says more
@@ -401,6 +422,11 @@ def _run_name(arguments: dict, script: str, model: str) -> str:
     label = arguments.get("preset") or folder.name
     key = hashlib.sha1(json.dumps(_identity(arguments), sort_keys=True).encode()).hexdigest()[:6]
     return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
+
+
+def _through_json(args) -> dict:
+    # so that tuples equal the lists of an earlier config.json
+    return json.loads(json.dumps(dataclasses.asdict(args), default=str))
 
 
 def _identity(arguments: dict) -> dict:
@@ -436,17 +462,27 @@ def _check_new_run(run: Path, args) -> None:
         )
 
 
-def _check_resume(run: Path, now: dict) -> None:
-    """Exits with 2 if the run was started with something else. `now`: as config.json, but of this start."""
+def _check_resume(run: Path, now: dict, defaults: dict) -> None:
+    """Exits with 2 if the run was started with something else.
+
+    Args:
+        now: as config.json, but of this start.
+        defaults: the arguments' defaults, which a run had that is older than an argument.
+    """
     before = json.loads((run / "config.json").read_text())
     changed = []
+    old_arguments = defaults | before["args"]
     # constants at the top of a script are hyperparameters that a user edits inline
-    for old, new in ((before["args"], _identity(now["args"])), (before["constants"], now["constants"])):
+    for old, new in ((old_arguments, _identity(now["args"])), (before["constants"], now["constants"])):
         for name, value in new.items():
             if old.get(name) != value:
                 changed.append(f"{name} ({old.get(name)} -> {value})")
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
+    if before.get("weights", now["weights"]) != now["weights"]:  # older runs have none
+        fail(
+            f"--resume: the weights of its --model are others than at the start of {run}; --overwrite starts anew"
+        )
     if before["processes"] != now["processes"]:
         fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
 

@@ -8,21 +8,25 @@ import csv
 import gzip
 import itertools
 import json
-import sys
 import math
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import shared
+from safetensors.torch import load_file, save_file
 
 import eval_benchmarks
 import page
 from benchmarks import accuracy, verified
 from benchmarks.scoring import read_file
+from benchmarks.shared import check_start
 from benchmarks.table import BENCHMARKS
 from rlmt import endpoint
 from rlmt.data import read_log, read_rows, to_jsonl
+from rlmt.run import start_run
 
 
 def table(name: str) -> list[dict]:
@@ -500,6 +504,25 @@ def test_generate_and_score(here, tmp_path):
     assert "exists; --resume" in here(*command).stderr
 
 
+def test_answers_before_and_after_a_training_do_not_mix(exits, tmp_path):
+    model = shutil.copytree("data/toy/base", tmp_path / "model")
+    args = eval_benchmarks.Args(model=str(model), out=str(tmp_path / "run"))
+
+    def start():
+        return check_start(args, "eval", [], lambda args, tasks, answer: [])
+
+    start_run(start())
+    shutil.copytree(model, tmp_path / "copy")
+    shutil.rmtree(model)
+    (tmp_path / "copy").rename(model)
+    args.resume = True
+    assert start().is_resume  # with the same weights, in other files
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, path)
+    assert "the weights of its --model are others" in exits(start)
+
+
 # --- a tested model behind an endpoint
 
 
@@ -548,9 +571,12 @@ def test_a_refused_parameter_is_named_and_left_out_by_a_flag(behind, serve):
     server = serve(lambda text, n: "#### 2")
     server.refuses = "seed"
     summary, told = behind(server, "--samples", 4, code=2)
-    assert "seed is not supported" in told and "--omit" in told and len(server.requests) <= 5
-    summary, _ = behind(server, "--samples", 4, "--omit", "seed", "--overwrite")
+    assert "seed is not supported" in told and "--model-omit" in told and len(server.requests) <= 5
+    summary, _ = behind(
+        server, "--samples", 4, "--model-omit", "seed", "--omit", "temperature", "--overwrite"
+    )
     assert (summary["accuracy"], summary["n"], len(server.requests)) == (1.0, 16, 5 + 16)
+    assert "temperature" in server.requests[-1][0]  # --omit is for judges
 
 
 def test_a_machine_without_a_sandbox_is_said_before_anything_is_generated(here, tmp_path, no_sandbox):

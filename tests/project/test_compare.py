@@ -11,7 +11,7 @@ import pytest
 from script_runs import BASE, REWARD_MODEL, ROOT, run_here
 from test_page import write
 
-from benchmarks.scoring import add_to_index, bootstrap
+from benchmarks.scoring import INDEX_COLUMNS, add_to_index, bootstrap
 from experiments import compare
 from rewards.preference import RewardModel
 from rlmt.data import read_log
@@ -145,3 +145,19 @@ def test_a_row_is_named_by_the_run_and_another_checkpoint_than_the_last():
     assert compare.model_name("results/x-s1/best_by_gold") == "x-best_by_gold-s1"
     assert compare.model_name("results/x-s1/checkpoint-10/model") == "x-checkpoint-10-s1"
     assert compare.model_name("org/name") == "name"
+
+
+def test_evaluations_are_sorted_into_rows_and_columns(tmp_path):
+    """A replaced evaluation has its last lines, cut thinking a row of its own; a program's score alone is gold."""
+    (tmp_path / "b").mkdir()
+    limits = {"top_p": 1, "max_tokens": 128, "max_thinking_tokens": 64}
+    (tmp_path / "b/config.json").write_text(json.dumps({"args": limits}))
+    lines = [
+        {"run": "a", "time": "10:00", "temperature": 0.0, "judge": "judge.py:f"},
+        {"run": "a", "time": "10:01", "temperature": 1.0, "judge": "judge.py:f"},
+        {"run": "b", "time": "10:00", "temperature": 1.0, "judge": "gpt-4.1"},
+    ]
+    index = pd.DataFrame(lines, columns=INDEX_COLUMNS).assign(model="m-s0", benchmark="x", metric="score")
+    index.to_csv(tmp_path / "runs.csv", index=False)
+    found = compare.read_evaluations((tmp_path,))
+    assert found[["row", "column"]].values.tolist() == [["m", "gold"], ["m, 64 of thinking", "x score"]]

@@ -231,7 +231,7 @@ def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "mine")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Key: mine")
     for server, sent in ((own, f"Bearer {KEY}"), (foreign, None)):
-        assert client(server).ask(ask_for("x"))[0].value == "x"
+        assert client(server).ask(ask_for(server.url))[0].value == server.url
         assert server.requests[0][1] == sent and "mine" not in str(server.headers)
     assert "HTTP 307" in client(own).ask(ask_for("away"))[0].error and len(foreign.requests) == 1
 
@@ -281,7 +281,7 @@ def test_equal_prompts_get_an_answer_each(serve, tmp_path):
         "max_thinking_tokens": 0,
         "concurrency": 1,
         "key_env": (),
-        "omit": (),
+        "model_omit": (),
         "max_invalid": 0.01,
         "seed": 0,
     }

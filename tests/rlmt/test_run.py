@@ -122,6 +122,12 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits):
     error = exits(start, dataclasses.replace(moved, judge="other"), constants={"LIMIT": 2})
     assert error.endswith("was started with other arguments: judge (m -> other), LIMIT (1 -> 2)")
 
+    config = json.loads((run / "config.json").read_text())
+    del config["args"]["seed"]  # as in a run that is older than the argument
+    (run / "config.json").write_text(json.dumps(config))
+    assert "seed (0 -> 1)" in exits(start, dataclasses.replace(moved, seed=1), constants={"LIMIT": 1})
+    assert start(moved, constants={"LIMIT": 1}) == run
+
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
     run = start(Args())
