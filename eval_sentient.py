@@ -59,6 +59,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, read_rows, write_jsonl
+from rlmt.endpoint import has_no_reply
 from rlmt.run import check_run, parse_args, start_run
 from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
@@ -194,12 +195,14 @@ def talk(
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
     `generate` is that of `load_model`. `path` gets them after every turn. If the file exists, goes on from there,
-    and asks a simulator that failed again.
+    and asks a simulator that failed again, and a model that gave no reply.
     """
     setting = args.setting
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
+    if [dialogue["profile"] for dialogue in dialogues] != profiles:
+        fail(f"--resume: {path} is of other users than --profiles has now; --overwrite starts anew")
     for dialogue in dialogues:
-        if dialogue["ended"] == "simulator_failed":
+        if dialogue["ended"] == "simulator_failed" or has_no_reply(dialogue.get("error", "")):
             dialogue["ended"] = ""
             del dialogue["error"]
 

@@ -312,6 +312,7 @@ def main(args: Args) -> None:
     if args.mode != "program" and (args.samples > 1 or args.thinking_use):
         fail(f"--mode {args.mode}: --samples and --thinking-use are for --mode program")
     if args.thinking_use:
+        shared.require(args, judge="--thinking-use is measured beside its score")
         thinking_use.check(args)
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     if not args.judge:

@@ -66,7 +66,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from utils import fail, join_thinking, or_fail
-from rewards.preference import RewardModel
+from rewards.preference import RewardModel, check_template
 
 
 # PRESETS, at the end of this file, have other values for one card and small runs
@@ -266,6 +266,7 @@ def load_reward_tokenizer(args: Args, accelerator):
     tokenizer = load_tokenizer(args.model)
     think_format = {"response": "plain", "think+response": "think"}[args.reward_on]
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, think_format, args.chat_template))
+    or_fail(check_template, tokenizer, args.model, args.reward_on, think_format)
     del tokenizer.trained_as  # a reward model generates nothing, so its folder gets no think_format.json
     return tokenizer
 

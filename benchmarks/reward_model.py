@@ -4,6 +4,7 @@ answers."""
 import gc
 import json
 import math
+import sys
 
 import torch
 
@@ -50,6 +51,12 @@ def add_rewards(args, rows: list[dict]) -> None:
     rewards = model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
     for row, reward in zip(good, rewards):
         row["reward"] = reward
+    if any(model.cut):
+        print(
+            f"WARNING: {args.reward_model} read {sum(model.cut)} of {len(good)} conversations without their end, as they "
+            f"are longer than its context; --max-tokens keeps answers short",
+            file=sys.stderr,
+        )
     del model
     gc.collect()
     torch.cuda.empty_cache()  # a local judge may need the memory

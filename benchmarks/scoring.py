@@ -103,20 +103,21 @@ def get_field(row: dict, where: str, *names: str):
 def match_rows(
     rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, several_samples: bool = False
 ) -> list[dict]:
-    """Returns a result {task, key, line} for every row, found by its first key that some task has.
+    """Returns a result {task, key, line} for every row, found by all of its keys that some task has.
 
-    Exits with 2 if a row fits no task or several, and for a second row of a task unless `several_samples`.
+    Exits with 2 if they fit no task or several, and for a second row of a task unless `several_samples`.
     """
     positions = index_tasks(tasks, keys)
     results = []
     seen = set()
     for line, row in enumerate(rows, 1):
         given = [(key, str(row[key])) for key in keys if key in row]
-        found = next((positions[pair] for pair in given if pair in positions), [])
+        fitting = [set(positions[pair]) for pair in given if pair in positions]
+        found = set.intersection(*fitting) if fitting else set()
         if len(found) != 1:
             fail(
                 f"{source}:{line}: fits {len(found)} tasks of the data, not one; "
-                f"a task is found by its {' or '.join(keys)}"
+                f"a task is found by its {' or '.join(keys)}, and those that a row has must not differ"
             )
         [position] = found
         if position in seen and not several_samples:
@@ -170,7 +171,7 @@ def check_rows(
             result["reward"] = row["reward"]
         if "excluded" in task:
             result["excluded"] = task["excluded"]
-        elif text is None:
+        elif text is None or "invalid" in result:
             result.setdefault("invalid", "no response")
         else:
             answered.append(result)
@@ -345,7 +346,7 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
             "--resume with a larger --max-invalid shows them",
             file=sys.stderr,
         )
-        numbers["withheld"] = {metric: numbers[metric] for metric in metrics}
+        numbers["withheld"] = {metric: numbers.get(metric) for metric in metrics}
         numbers |= dict.fromkeys(metrics)
         of_tasks = numbers.get("task_means", {})
         numbers["task_means"] = {metric: means for metric, means in of_tasks.items() if metric not in metrics}
@@ -359,6 +360,8 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     lines count. A value that is withheld (None) has no interval either.
     The values of a row's tasks ({task: mean} under `task_means`) go to task_means.csv in the run.
     """
+    if not rows:  # as of traits, which are no columns of a table
+        return
     path = run.parent / "runs.csv"
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)

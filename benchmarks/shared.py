@@ -19,7 +19,7 @@ from benchmarks.foreign import FOREIGN_STYLES, split_foreign, style_of, verdict_
 from benchmarks.scoring import add_to_index, mean, task_means
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
-from rlmt.data import append_jsonl, read_log
+from rlmt.data import append_jsonl, read_log, write_jsonl
 from rlmt.endpoint import (
     TWO_LINES,
     Endpoint,
@@ -243,7 +243,11 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
-    rows = {row["id"]: row for row in read_log(path) if row["temperature"] == temperature}
+    stored = read_log(path)
+    kept = [row for row in stored if not has_no_reply(row.get("error", ""))]
+    if len(kept) < len(stored):  # an outage: the others are asked again
+        write_jsonl(path, kept)
+    rows = {row["id"]: row for row in kept if row["temperature"] == temperature}
     for task in tasks:
         stored = rows.get(task["id"])
         if stored and stored["messages"] != task["messages"]:

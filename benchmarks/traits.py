@@ -35,7 +35,7 @@ The data and the judge are checked first: one behind an endpoint is asked its fi
 --dry-run.
 
 Writes results/<run>/: config.json, command.txt, env.txt, traits.json, verdicts.jsonl (`choices` in the order
-of the traits), judge.jsonl (raw replies), summary.json; and a line for each trait in results/runs.csv.
+of the traits), judge.jsonl (raw replies), summary.json.
 """
 
 import json
@@ -45,11 +45,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from benchmarks import shared
 from benchmarks.flags import JudgeFlags
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import bootstrap, index_row, read_object
+from benchmarks.scoring import bootstrap, read_object
 from rlmt.data import read_rows, write_jsonl
 from rlmt.run import check_run, start_run
 from utils import fail, or_fail
@@ -403,11 +404,7 @@ def main(args: Args) -> None:
     write_jsonl(run / "verdicts.jsonl", verdicts)
     numbers = or_fail(score_verdicts, verdicts, traits, args.max_invalid, args.seed)
     judging = fingerprint(args, traits, compared)
-    index = []
-    for name, of_trait in numbers["traits"].items():
-        of_trait = {**numbers, **of_trait, name: of_trait["win_rate"]}
-        row = index_row(args, f"traits against {args.baseline}", of_trait, name, judging, "interval")
-        index.append(row | {"model": args.generations})
+    print(pd.DataFrame(numbers["traits"]).T.drop(columns="description").to_string())
     summary = {
         "model": args.generations,
         "baseline": args.baseline,
@@ -415,4 +412,4 @@ def main(args: Args) -> None:
         "wording": describe_wording(args.template),
         "fingerprint": judging,
     }
-    shared.save_results(run, summary, index)
+    shared.save_results(run, summary, [])

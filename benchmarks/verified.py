@@ -310,7 +310,7 @@ def humaneval_check(task: dict, text: str) -> dict:
     return {
         "correct": output.status == "ok",
         "program_status": output.status,  # `status` is that of the generation
-        "error": output.stderr[-300:],
+        "stderr": output.stderr[-300:],
     }
 
 

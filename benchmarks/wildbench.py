@@ -6,6 +6,7 @@ A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `r
 differs from `official`.
 """
 
+import math
 import random
 import re
 from collections.abc import Callable
@@ -331,6 +332,8 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
                 raise ValueError(row["error"])
             result = judge(row["messages"], response)
             checks = {name: bool(passed) for name, passed in result["checks"].items()}
+            if not math.isfinite(result["score"]):
+                raise ValueError(f"the score is {result['score']}")
             verdict = {"score": float(result["score"]), "checks": checks, "invalid": ""}
         except Exception as error:  # whatever a user's program raises: the other rows keep their scores
             verdict = {"score": None, "checks": {}, "invalid": f"{type(error).__name__}: {error}"}

@@ -16,7 +16,7 @@ from pathlib import Path
 import tyro
 
 from rewards.judged import try_judge, write_rubrics
-from rlmt.data import append_jsonl, read_rows
+from rlmt.data import read_rows, write_jsonl
 from rlmt.endpoint import Endpoint
 from utils import fail, or_fail, refuse_repeated
 
@@ -75,7 +75,7 @@ def main(args: Args) -> None:
     for row, rubric in zip(rows, rubrics, strict=True):
         if rubric:
             rows_with_rubric.append({**row, "rubric": rubric})
-    append_jsonl(args.out, rows_with_rubric)
+    write_jsonl(args.out, rows_with_rubric)
     print(
         f"{len(rows_with_rubric)} of {len(rows)} prompts have a rubric now, in {args.out}; ${judge.cost:.2f}"
     )

@@ -204,15 +204,23 @@ def verifiable_row(row: dict, args: Args) -> dict:
     `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
+    # a table has every column in every row
+    row = {name: value for name, value in row.items() if value not in (None, "", [], {})}
     question = first_field(row, ("question", "problem"))
-    messages = turns_of(row, question) if question else prompt_of(row)
+    messages = turns_of(row, question) if question else without_answer(prompt_of(row))
     converted = {"messages": messages, "source": source_of(row, args)}
     for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric"):
-        if row.get(name) is not None:
+        if name in row:
             converted[name] = row[name]
-    answer = first_field(row, ("answer", "ground_truth", "solution"))
-    if answer:
-        converted["answer"] = str(row[answer])
+    name = first_field(row, ("answer", "ground_truth", "solution"))
+    if name:
+        answer = row[name]
+        if isinstance(answer, list):
+            drop_if(len(answer) > 1, "several_answers")
+            [answer] = answer
+        converted["answer"] = str(answer)
+        has_final_answer = name != "solution" or re.search("boxed|####", converted["answer"])
+        drop_if(not has_final_answer, "solution_without_final_answer")
         # Tulu 3 names functions of its own training code here
         drop_if("func_name" in converted["answer"], "constraint_of_another_verifier")
     # one of them has to be there
@@ -457,7 +465,14 @@ def write_folder(args: Args) -> None:
         smollm2.make_folder(args.input, args.revision, part)
     else:
         alpaca.make_folder(args.input, args.revision, part)
-    shutil.rmtree(args.out, ignore_errors=True)
+    made = {path.name for path in part.iterdir()}
+    if args.out.exists():
+        others = [path.name for path in args.out.iterdir() if path.name not in made]
+        if others:
+            fail(
+                f"--overwrite: {args.out} holds more than {args.kind} ({', '.join(others[:3])}); name a folder of its own"
+            )
+        shutil.rmtree(args.out)
     part.rename(args.out)
     print(f"-> {args.out}")
 
@@ -469,6 +484,8 @@ def main(args: Args) -> None:
         if path.exists() and not args.overwrite:
             fail(f"{path} exists; choose another --out or add --overwrite")
     if args.kind not in KINDS:
+        if args.exclude or args.n or args.max_characters:
+            fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --max-characters")
         try:
             write_folder(args)
         except BadInput as error:

@@ -92,7 +92,7 @@ def model_name(model: str) -> str:
     path = Path(model)
     if path.name == "model":
         path = path.parent
-    if path.name == "best_by_gold" or path.name.startswith("checkpoint-"):
+    if path.name == "best_by_gold" or path.name.startswith(("checkpoint-", "round-")):
         row, seed = split_seed(path.parent.name)
         return f"{row}-{path.name}-s{seed}"
     return path.name
@@ -196,7 +196,7 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
         for column in lines["column"].unique():
             of_column = lines[lines["column"] == column]
             one, other = (of_column[of_column["row"] == row] for row in (first, second))
-            if one.empty or other.empty:
+            if one["value"].isna().all() or other["value"].isna().all():  # none, or withheld
                 continue
             if not are_asked and set(one["fingerprint"]) != set(other["fingerprint"]):
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)

@@ -18,7 +18,7 @@ set -euo pipefail
 : "${MODEL_FLAGS:=}"      # how the model runs: --tensor-parallel 4, or --model-url URL (its key: --key-env in JUDGE_FLAGS)
 : "${JUDGE:=}"            # in place of the paper's judges, gpt-4o and gpt-4.1: a model's name at JUDGE_URL, or local:FOLDER
 : "${JUDGE_URL:=}"        # its endpoint; empty: OPENAI_BASE_URL, else the official one
-: "${JUDGE_FLAGS:=}"      # --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
+: "${JUDGE_FLAGS:=}"      # of all: --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${REWARD_MODEL:=Skywork/Skywork-Reward-V2-Qwen3-4B}" # of wildbench-rm; not the one that the model was trained with
 : "${SHOW:=}"             # 1: prints the commands instead
 : "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
@@ -55,7 +55,7 @@ for benchmark in "$@"; do
   fi
   wildbench="eval_wildbench.py --mode reward --orders random --temperatures 0.7"
   others="eval_benchmarks.py $benchmark --temperature 0.7"
-  asked="--protocol paper ${JUDGE_URL:+--judge-url $JUDGE_URL} $JUDGE_FLAGS"
+  asked="--protocol paper ${JUDGE_URL:+--judge-url $JUDGE_URL}"
   gpt4o="--judge ${JUDGE:-gpt-4o} $asked"
   gpt41="--judge ${JUDGE:-gpt-4.1} $asked"
   file="" # of the words of judge or task in $TEMPLATES
@@ -90,7 +90,7 @@ for benchmark in "$@"; do
       echo "no $TEMPLATES/$file: $benchmark has our own wording" >&2
     fi
   fi
-  command=(python $words --model "$model" $MODEL_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS"
+  command=(python $words --model "$model" $MODEL_FLAGS $JUDGE_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS"
     --think-format "$THINK_FORMAT" --seed "$SEED" --out "$out" --resume "${template[@]}")
   if [ -n "$SHOW" ]; then
     echo "${command[@]@Q}"

@@ -95,7 +95,7 @@ def read_index(folder: Path) -> pd.DataFrame:
     """
     index = pd.DataFrame(columns=list(INDEX_COLUMNS))
     if (folder / "runs.csv").exists():
-        index = pd.read_csv(folder / "runs.csv")
+        index = pd.read_csv(folder / "runs.csv", dtype={"fingerprint": str})
     parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1)
     index["folder"] = [folder / run for run in index["run"]]
@@ -187,6 +187,7 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
     """
     for lines in (first, second):
         summarize_seeds(lines)  # exits with 2 if these are no seeds of one measurement
+    first, second = (lines.dropna(subset="value") for lines in (first, second))
     if set(first["fingerprint"]) != set(second["fingerprint"]):
         names = " and ".join([first["run"].iloc[0], second["run"].iloc[0]])
         fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no difference")

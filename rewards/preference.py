@@ -25,6 +25,25 @@ from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_sco
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 
 
+def check_template(tokenizer: Tokenizer, path: str, reward_on: str, think_format: str) -> None:
+    """Raises ValueError if the chat template of a reward model cannot show it such completions."""
+    remedy = (
+        "pass a file: --reward-args preference.chat_template=FILE, where it is trained --chat-template FILE"
+    )
+    if not tokenizer.chat_template:
+        raise ValueError(f"reward model {path} has no chat template; {remedy}")
+    if "strftime_now" in tokenizer.chat_template:
+        raise ValueError(
+            f"the chat template of reward model {path} prints today's date, on which rewards would depend; {remedy}"
+        )
+    text = join_thinking("Z", "Y", think_format)
+    if reward_on == "think+response" and text not in render_answers(tokenizer, text):
+        raise ValueError(
+            f"the chat template of reward model {path} drops or changes thinking, so it cannot be scored; {remedy}, "
+            "or take --reward-on response"
+        )
+
+
 class RewardModel:
     """A sequence classifier with one output, with its own tokenizer and chat template.
 
@@ -75,22 +94,7 @@ class RewardModel:
         config = load_config(path)
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"reward model {path} has no chat template; "
-                "pass --reward-args preference.chat_template=FILE (Jinja)"
-            )
-        if "strftime_now" in tokenizer.chat_template:
-            raise ValueError(
-                f"the chat template of reward model {path} prints today's date, on which rewards would depend; "
-                "pass one that does not: --reward-args preference.chat_template=FILE"
-            )
-        text = join_thinking("Z", "Y", think_format)
-        if reward_on == "think+response" and text not in render_answers(tokenizer, text):
-            raise ValueError(
-                f"the chat template of reward model {path} drops or changes thinking, so it cannot be "
-                "scored; pass --reward-args preference.chat_template=FILE or --reward-on response"
-            )
+        check_template(tokenizer, path, reward_on, think_format)
         if config.num_labels != 1:
             raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
         return tokenizer

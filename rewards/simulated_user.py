@@ -268,8 +268,8 @@ def final_emotion(dialogue: dict) -> float | None:
 
     RLVER's reward is max(0, final emotion / 100).
     """
-    ended = dialogue.get("ended", "")  # the official tool does not store it
-    if ended in NO_SCORE:
+    ended = dialogue.get("ended")  # the official tool does not store it
+    if ended in (*NO_SCORE, ""):  # "" goes on
         return None
     if ended == "bad_format":
         return 0

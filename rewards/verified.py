@@ -40,6 +40,7 @@ LATEX_SPELLINGS = (
     (r"(?<![\d/.])(\d+)(?: |\\[ ,;:])+(\d+) ?/ ?(\d+)", r"\1\\frac{\2}{\3}"),  # 3 1/2
     (r"(?<=\d) ?/ ?(?=\d)", "/"),
     (r"(?<=\d)(?:e| ?[x*] ?10\^)\{?\+?(-?\d+)\}?", r"\\times 10^{\1}"),
+    (r"(?<=\d) *(?:\\text\{ *)?hundred\b *\}?", r"\\cdot 10^{2}"),
     (r"(?<=\d) *(?:\\text\{ *)?thousand\b *\}?", r"\\cdot 10^{3}"),
     (r"(?<=\d) *(?:\\text\{ *)?million\b *\}?", r"\\cdot 10^{6}"),
     (r"(?<=\d) *(?:\\text\{ *)?billion\b *\}?", r"\\cdot 10^{9}"),
@@ -62,6 +63,7 @@ FORMULA = (
     r"\$\$[^$]+\$\$|\$(?:[^$\n\\^_=(]*[\\^_=]|\()[^$\n]*\$"  # $5 and $6 are prices
     r"|\\[(\[](?:(?!\\[(\[]).)*?\\[)\]]"
 )
+UNIT = r"(?:[A-Za-z]{2,}|[mgl])"  # not the x of 5 x^2
 CHOICE = r"(?:[A-J]|(?i:yes|no|true|false))(?![\w'’])"
 BEFORE_CHOICE = r"(?:[ *_$(:]|is\b|\\[(\[]|\\(?:text|math)\w*\{)*(?i:(?:option|choice) [*(]{0,3})?"
 ANSWER = re.compile(
@@ -73,6 +75,7 @@ ANSWER = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 CHOICE_ALONE = re.compile(rf"{BEFORE_CHOICE}({CHOICE})[ *_).:}}$]*")
+CHOICE_WITH_TEXT = re.compile(rf"{BEFORE_CHOICE}([A-J])(?:\)|[.:](?= ))[^()]*")
 
 
 def _as_latex(text: str) -> str:
@@ -87,7 +90,7 @@ def _as_latex(text: str) -> str:
 
 def _spell(answer: str) -> str:
     """Returns an answer without its full stop, its words and a number's commas; of a choice its letter or word."""
-    choice = CHOICE_ALONE.fullmatch(answer)
+    choice = CHOICE_ALONE.fullmatch(answer) or CHOICE_WITH_TEXT.fullmatch(answer)
     if choice:
         word = choice[1]
         if len(word) > 1:
@@ -95,7 +98,10 @@ def _spell(answer: str) -> str:
         return rf"\text{{{word}}}"
     answer = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", answer)  # 10 000
     answer = re.sub(r"(?<=\d) (?:[A-Za-z]{3,}\b ?)+$", "", answer)  # 18 dollars
-    answer = answer.strip().removesuffix(".")
+    answer = re.sub(
+        rf"(?<=\d) (?:{UNIT}\^[23]|{UNIT}(?:\^[23])?/[A-Za-z]+(?:\^[23])?)$", "", answer
+    )  # 5 m^2, 5 km/h
+    answer = answer.strip().removesuffix(".").replace(r"\$", "$")
     if re.fullmatch(NUMBER, answer):
         answer = re.sub("[$,]", "", answer)
     return answer
@@ -193,19 +199,22 @@ def _compare(pairs: list[list[str]], seconds: float) -> list[bool]:
     return verdicts
 
 
-# An answer that still has to be worked out repeats the question, unless the truth is written in this way too.
+# an answer that still has to be worked out repeats the question
+BETWEEN = r"(?:\\[,;: ]|\s|\\left|[({]|\\text\{\s*\})*"
 WORK = re.compile(
     r"\\(?:sum|prod|int|lim|gcd|det|neq?|max|min|[dt]?binom|lfloor|lceil|log|ln|lg|exp|sin|cos|tan|cot|operatorname|"
     r"[bp]?mod|div)(?![a-zA-Z])|[≠÷]|[\d)}]\s*!|\\[dt]?frac\{(?:d|\\mathrm\{d\})"
-    r"|\d(?:\\[,;:]|\s)*(?:\*|\\cdot|\\times)(?:\\[,;:]|\s)*\d(?!0?\s*\^)"  # a product, but not one with a power of ten
+    rf"|(?:\*|\\cdot|\\times){BETWEEN}\d(?!0?\s*\^)"  # a product, but not one with a power of ten
+    r"|\^(?:\d|\{\d+\})\s+\d|\\[dt]?frac\{[^{}]*\}\{[^{}]*/"  # 17^1 23, 17/(1/23)
 )
 
 
 def _is_unsolved(truth: str, answer: str) -> bool:
-    """Whether what follows the answer's last = has a sign of work that the truth has not."""
+    """Whether the truth is one number, and what follows the answer's last = is work that leads to it."""
     without_limits = re.sub(r"_\{[^{}]*\}", "", answer)  # the = of a sum's limits is not an equation
     result = without_limits.rpartition("=")[2]
-    return any(sign not in truth for sign in WORK.findall(result))
+    alone = re.sub(r"^.*=|\\text\{[^{}]*\}", "", truth).strip()  # without a name or unit
+    return bool(re.fullmatch(NUMBER, alone) and WORK.search(result))
 
 
 def _truth(row: dict) -> str:

@@ -117,12 +117,15 @@ def _in_messages(row: dict) -> dict:
 
 def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
     """Returns a field's conversation, without empty keys; a text is one turn of `role`. BadInput if it is
-    neither."""
+    neither.
+
+    A system prompt that has a field of its own comes before a user's first turn.
+    """
     turns = row.get(name)
     if turns is None:
         raise BadInput(f"{name!r} is missing; rename the field that has it")
     if isinstance(turns, str):
-        return [{"role": role, "content": turns}]
+        turns = [{"role": role, "content": turns}]
     try:
         "".join(turn["role"] + turn["content"] for turn in turns)  # an error unless all are texts
     except (TypeError, KeyError):
@@ -130,7 +133,11 @@ def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
             f"{name!r} must be a text or a list of {{'role', 'content'}}, not {reprlib.repr(turns)}"
         ) from None
     # a table has every key in every turn
-    return [{key: value for key, value in turn.items() if value is not None} for turn in turns]
+    turns = [{key: value for key, value in turn.items() if value is not None} for turn in turns]
+    system = row.get("system") or row.get("system_prompt")
+    if system and turns and turns[0]["role"] == "user":
+        return [{"role": "system", "content": system}, *turns]
+    return turns
 
 
 def first_field(row: dict, names: tuple[str, ...]) -> str:
@@ -223,9 +230,20 @@ def to_trace(row: dict) -> dict:
     if name != "messages":  # an answer at the end of the prompt is the source's, not the teacher's
         messages = without_answer(prompt_of(row)) + messages
     for field in THINKING_FIELDS:
-        answer[field] = row.get(field) or answer.get(field)
+        if row.get(field) not in (
+            None,
+            "",
+            "on",
+            "off",
+        ):  # Nemotron's `reasoning` says whether it was asked for
+            answer[field] = row[field]
     thinking, response = split_answer(answer)
     return row | {"messages": messages, "thinking": thinking, "response": response}
+
+
+def texts_of(turns: list[dict]) -> list[tuple[str, str]]:
+    """Returns role and content of each turn, without dates and the like."""
+    return [(turn["role"], turn["content"]) for turn in turns]
 
 
 def to_pair(row: dict) -> dict:
@@ -237,7 +255,7 @@ def to_pair(row: dict) -> dict:
     pair = to_prompt(row)
     for side, (turns, answer) in sides.items():
         # a side is an answer alone, or a whole conversation with the same prompt
-        drop_if(turns not in ([], pair["messages"]), "different_prompts")
+        drop_if(turns and texts_of(turns) != texts_of(pair["messages"]), "different_prompts")
         answer["thinking"] = row.get(f"{side}_thinking") or answer.get("thinking")
         thinking, pair[side] = split_answer(answer)
         if thinking:

@@ -147,6 +147,10 @@ def test_popqa(tmp_path, exits):
     # for ones
     assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
     assert "fits 2 tasks" in exits(score, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path)
+    other = rows[0] | {"question": "Q5"}  # as of a file that counts otherwise
+    assert "fits 0 tasks" in exits(score, "popqa", [other], data, tmp_path)
+    [failed, _] = score("popqa", [rows[0] | {"error": "HTTP 500"}, rows[1]], data, tmp_path)["rows"]
+    assert failed["invalid"] == "HTTP 500" and "correct" not in failed
     tsv = tmp_path / "popqa.tsv"  # the official file
     tsv.write_text('id\tquestion\tpossible_answers\n42\tWho?\t"[""Ann"", ""Bob""]"\n')
     assert score("popqa", [{"id": 42, "response": "bob"}], tsv, tmp_path)["accuracy"] == 1
@@ -561,6 +565,12 @@ def test_a_task_without_an_answer_is_invalid_and_an_outage_ends_the_run(behind, 
     assert words in told and summary["replied"]["model"] == ["m"] and told.count("WARNING") == 0
     rows = read_log(tmp_path / "run" / "rows.jsonl")
     assert rows[2]["response"] is None and words in rows[2]["invalid"]
+    if words == "oops":  # after the outage it alone is asked again
+        (tmp_path / "run" / "summary.json").unlink()
+        server.behave = lambda text, n: "#### 2"
+        n_asked = len(server.requests)
+        summary, _ = behind(server, "--resume")
+        assert (summary["accuracy"], summary["n_invalid"], len(server.requests)) == (1.0, 0, n_asked + 1)
     if "filter" not in words:  # what is filtered is an answer of the server
         server.behave = lambda text, n: sent
         summary, told = behind(server, "--overwrite", code=2)

@@ -19,7 +19,7 @@ FREE = sim.RLVER | {"start": 40}  # changes are not clipped
 
 
 def talk(*turns: tuple[str, int], name: str = "anna") -> dict:
-    return dialogue(FREE, *turns) | {"id": name}
+    return dialogue(FREE, *turns) | {"id": name, "ended": "turns"}
 
 
 def rescore(path: Path, out: Path, **flags) -> dict:
@@ -68,7 +68,8 @@ def test_a_score_by_hand():
     assert out["emotion_curve"] == pytest.approx([40, 200 / 3, 130 / 3, 135 / 3])
     assert out["mean_emotion"] == 135 / 3 and (out["success"], out["failure"]) == (1, 1)
     assert (out["n"], out["n_invalid"], out["mean_turns"]) == (4, 1, (4 + 2 + 2) / 3)
-    assert out["format_ok"] == 6 / 7 and out["ended"] == {"": 2, "bad_format": 1, "simulator_failed": 1}
+    assert out["format_ok"] == 6 / 7 and out["ended"] == {"turns": 2, "bad_format": 1, "simulator_failed": 1}
+    assert sentient.score(args, [long, short, broken, long | {"ended": ""}])["n_invalid"] == 1  # it goes on
     args.max_invalid = 0.2
     assert sentient.score(args, [long, short, broken, lost])["mean_emotion"] is None
 
@@ -141,7 +142,7 @@ def test_a_judge_of_stored_dialogues(serve, tmp_path):
 # --- a whole run
 
 
-def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
+def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path, exits):
     server = serve(lambda text, n: "Response: Go on." if "Origin:" in text else "Change: +3")
     run = tmp_path / "run"
     write_jsonl(tmp_path / "users.jsonl", toy_users.profiles(6, 0, "test"))
@@ -191,3 +192,7 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path):
     assert len(server.requests) == n_asked
     for name, rows in whole.items():
         assert read_log(run / name) == [row | {"kept": True} for row in rows]
+
+    (run / "summary.json").unlink()
+    write_jsonl(tmp_path / "users.jsonl", toy_users.profiles(6, 1, "test"))
+    assert "is of other users" in exits(eval_sentient.main, args)

@@ -162,11 +162,24 @@ def test_verifiable_prompts(tmp_path):
         "dataset": "ifeval",
     }
     code = {"prompt": "Write f.", "tests": ["assert f(1) == 2"], "entry_point": "f"}
-    rows, report = run("verifiable", write(tmp_path / "in.jsonl", [gsm8k, tulu, other, code]))
-    assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None]
+    table = {
+        "prompt": "1?",
+        "answer": "",
+        "tests": [],
+        "ground_truth": ["1"],
+    }  # it has every column in every row
+    proof = {"problem": "Why?", "solution": "As there are 3 of them."}
+    several = {"problem": "Roots?", "ground_truth": ["3", "4"]}
+    rows = [gsm8k, tulu, other, code, table, proof, several]
+    rows, report = run("verifiable", write(tmp_path / "in.jsonl", rows))
+    assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None, "1"]
     assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
     assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
-    assert report["dropped"] == {"constraint_of_another_verifier": 1}
+    assert report["dropped"] == {
+        "constraint_of_another_verifier": 1,
+        "solution_without_final_answer": 1,
+        "several_answers": 1,
+    }
     answered = [row | {"response": "It is 5.", "status": "ok"} for row in rows[:2]]
     assert verified.math_answer(answered) == [1.0, 0.0]
 

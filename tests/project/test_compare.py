@@ -12,7 +12,7 @@ from script_runs import BASE, REWARD_MODEL, ROOT, run_here
 from test_page import write
 
 from benchmarks.scoring import INDEX_COLUMNS, add_to_index, bootstrap
-from experiments import compare
+from experiments import compare, tables
 from rewards.preference import RewardModel
 from rlmt.data import read_log
 
@@ -161,3 +161,14 @@ def test_evaluations_are_sorted_into_rows_and_columns(tmp_path):
     index.to_csv(tmp_path / "runs.csv", index=False)
     found = compare.read_evaluations((tmp_path,))
     assert found[["row", "column"]].values.tolist() == [["m", "gold"], ["m, 64 of thinking", "x score"]]
+
+
+def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):
+    lines = pd.DataFrame(
+        {"seed": [0, 1, 2], "folder": tmp_path, "run": "a"}, columns=["seed", *INDEX_COLUMNS]
+    )
+    lines = lines.assign(folder=tmp_path, sampling="all alike")
+    cell, _ = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
+    # Student's t of one degree of freedom; the standard error of 0.2 and 0.3 is half their distance
+    assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.25), 2)
+    assert cell["seed_high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)

@@ -168,6 +168,17 @@ EQUAL = pairs(r"""
     7/2 | 3\ 1/2
     1234567 | 1'234'567
     18 | 18 dollars
+    2\cdot 3\cdot 5 | 2 \cdot 3 \cdot 5
+    e^{x} | \exp(x)
+    \sin 2x | 2\sin x\cos x
+    \frac{d}{2} | d/2
+    2\pi | 2 \cdot \pi
+    A | A. Paris
+    A | \textbf{(A)}\ 5
+    \textbf{(A)}\ 5 | A
+    5 | 5 km/h
+    10 cm^2 | 10
+    300 | 3 hundred
     18 | ₹18
     2 | ∛8
     \sqrt{2+x} | √(2+x)
@@ -241,6 +252,13 @@ DIFFERENT = pairs(r"""
     \text{listen} | silent
     6 | 2\cdot 3
     391 | 17 \cdot 23
+    391 | 17 \cdot (23)
+    391 | 17\cdot\text{ }{23}
+    391 | 17^1 23
+    391 | \frac{17}{1/23}
+    x = 6 | x = 2 \cdot 3
+    5 | 5 x^2
+    A | B. Paris
     391 | 17\,\cdot\,23
     391 | 17 \times 23
     391 | 17*23

@@ -98,6 +98,8 @@ TRACES = [  # all are the trace of z and y to the question
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
     {"prompt": QUESTION, "completion": THOUGHT},
     {"prompt": QUESTION, "output": ZERO},
+    {"system_prompt": "s", "prompt": "q", "output": THOUGHT, "reasoning": "on"},  # Nemotron's
+    {"system": "s", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": THOUGHT}]},
 ]
 
 
