@@ -482,6 +482,8 @@ def show(name: str, blocks: dict[str, Block], args: Args) -> None:
 
 
 def main(args: Args) -> None:
+    if args.as_released:  # a row has the same names with other values
+        args.results = args.results / "as-released"
     blocks = read_blocks()
     rows = table_rows(blocks)
     if not set(args.table) <= set(rows) or (args.run and not args.table):

@@ -99,7 +99,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import THINK_FORMATS, fail
-from rewards import DENSE, UNSUPERVISED, check, reward_model_tokenizers, reward_names, try_judges
+from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_model_tokenizers, reward_names, try_judges
 from rewards.scorer import Scorer
 
 
@@ -149,7 +149,7 @@ class Args(RLArgs):
     scale_rewards: Literal["group", "batch", "none", "pass_at_k"] = "group"
     """The advantage is the reward minus its group's mean, then: group: divided by the standard deviation of
     the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k: other advantages, see
-    `pass_at_k_advantages`; a verifier must be among the rewards."""
+    `pass_at_k_advantages`; what the verifier among the rewards says is all that counts."""
     dynamic_sampling: int = 0
     """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other
     prompts (DAPO). 0: none."""
@@ -196,8 +196,9 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     """
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
-    mean = rewards_P_G.nansum(1, keepdim=True) / count.clamp(min=1)
-    centred = torch.where(known, rewards_P_G - mean, 0.0)
+    mean = rewards_P_G.double().nansum(1, keepdim=True) / count.clamp(min=1)
+    # float32 would round the mean of equal rewards, and a spread of nearly 0 blow the difference up
+    centred = torch.where(known, rewards_P_G.double() - mean, 0.0).float()
     if scale == "none":
         return centred
     if scale == "batch":
@@ -518,7 +519,7 @@ def main(args: Args) -> None:
     )
     checks = [sampler.check, warn_of_format]
     collapse = None
-    if UNSUPERVISED & set(reward_names(args)):
+    if any(part.name in UNSUPERVISED and part.weight for part in read_parts(args)):
         from rewards.unsupervised import Collapse
 
         collapse = Collapse(run.folder, args.group_size)

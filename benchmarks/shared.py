@@ -33,6 +33,7 @@ from rlmt.run import Start, check_run, digest_of_weights, load_function, write_s
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.saved import generate
 from rlmt.vllm import serve
+from rewards.user_prompts import ASK_THINKING
 from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 
 LOCAL_CALLS = 512  # requests to a local judge at a time
@@ -563,6 +564,14 @@ def check_model(args) -> None:
     load_config(args.model)
 
 
+def encode(args, tokenizer, messages: list[dict]) -> list[int]:
+    """Returns a prompt's token ids; a model that was trained to be asked for its thinking is asked, see
+    train_rlver.py."""
+    if read_trained_as(args.model).get("ask_thinking") and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": ASK_THINKING["en"]}, *messages]
+    return encode_prompt(tokenizer, messages)
+
+
 def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
     """Returns the prompts' token ids; [] for a model that gets messages.
 
@@ -572,7 +581,7 @@ def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
     if is_chat(args):
         return []
     tokenizer = load_model_tokenizer(args)
-    prompts = [or_fail(encode_prompt, tokenizer, messages) for messages in conversations]
+    prompts = [or_fail(encode, args, tokenizer, messages) for messages in conversations]
     longest = max(map(len, prompts))
     context = context_length(load_config(args.model))
     if longest + args.max_tokens > context:

@@ -6,7 +6,6 @@ A model whose response follows from the prompt alone loses nothing when the thin
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlmt.chat import encode_prompt
 from rlmt.model import Policy, collate_ids, load_weights, micro_batches
 from rlmt.sampler import Completion
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, join_thinking
@@ -78,7 +77,7 @@ def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
         response = row["text"].partition(tag)[2]
         thinking = "".join(text.partition(tag)[:2])
         start, ids = tokenizer([thinking, response], add_special_tokens=False)["input_ids"]
-        prompt_ids = encode_prompt(tokenizer, row["messages"]) + start
+        prompt_ids = shared.encode(args, tokenizer, row["messages"]) + start
         completions.append(Completion(row["id"], row["messages"], prompt_ids, ids))
 
     model, _ = load_weights(AutoModelForCausalLM, args.model, dtype=compute_dtype(args.dtype))

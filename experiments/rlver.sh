@@ -7,8 +7,8 @@ set -euo pipefail
 BENCHMARKS="math500 ifeval"
 . experiments/rows.sh
 
-MODEL=Qwen/Qwen2.5-7B-Instruct row rlver/qwen2.5-7b-instruct-released
+MAX_TOKENS=4096 MODEL=Qwen/Qwen2.5-7B-Instruct row rlver/qwen2.5-7b-instruct-released
 row rlver/qwen2.5-7b-rlver-think rlver --preset rlver-think $SIMULATOR
-row rlver/qwen2.5-7b-rlver-plain rlver --preset rlver-plain $SIMULATOR
+row rlver/qwen2.5-7b-rlver-plain rlver --preset rlver-plain --think-format plain $SIMULATOR
 row rlver/qwen2.5-7b-rlver-think-ppo rlver --preset rlver-think --algorithm ppo --steps 350 $SIMULATOR
-row rlver/qwen2.5-7b-rlver-plain-ppo rlver --preset rlver-plain --algorithm ppo --steps 350 $SIMULATOR
+row rlver/qwen2.5-7b-rlver-plain-ppo rlver --preset rlver-plain --think-format plain --algorithm ppo --steps 350 $SIMULATOR

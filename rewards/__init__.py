@@ -334,6 +334,8 @@ def add_up(row: dict, values: dict[str, float | None], parts: list[Part]) -> tup
         value = values[part.name]
         if not part.applies(row):
             continue
+        if value is None and part.weight == 0:  # of a label, which nothing rests on
+            continue
         if value is None:
             weighted.append(nan)
         elif part.weight is None:

@@ -162,6 +162,7 @@ class ImplicitReward:
         accelerator = self.accelerator
         model, optimizer = self.learner
         n_known = sum(gather_object([completion.correct is not None for completion in completions]))
+        has_labels = n_known > 0
         n_known = max(1, n_known)
 
         rows = {}  # by the identity of the completion
@@ -190,7 +191,8 @@ class ImplicitReward:
                 completion.rewards[self.name] = total
         self.metrics = sum_and_divide(sums, n_known, accelerator)
         clip_gradients(model, MAX_GRAD_NORM)
-        optimizer.step()
+        if has_labels:  # else Adam's momentum alone would move phi
+            optimizer.step()
         optimizer.zero_grad()
         values = pad([rows[id(completion)] for completion in completions])
         return values, pad([[1.0] * len(completion.ids) for completion in completions]).bool()

@@ -16,6 +16,8 @@ from rlmt.data import append_jsonl, read_log
 from rlmt.run import load_function
 from rlmt.sampler import sample_completions
 
+JUDGE_TOKENS = 4096  # of a reply, as the judge may think first
+
 
 def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
     """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be
@@ -42,7 +44,8 @@ def try_judge(args, prompt: dict, run: Path) -> None:
 
         prompt = {"messages": prompt["messages"]}
         judge = _judge_endpoint(args, run)
-        judged.try_judge(judge, judged.judge_mark, prompt, "--gold", args.overwrite)
+        ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)
+        judged.try_judge(judge, ask, prompt, "--gold", args.overwrite)
 
 
 def load_gold(args, device: str, run: Path) -> Callable | None:
@@ -72,7 +75,7 @@ def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float
     rows = []
     for messages, response in zip(prompts, responses, strict=True):
         rows.append({"messages": messages, "response": response})
-    return judge_mark(rows, judge)
+    return judge_mark(rows, judge, JUDGE_TOKENS)
 
 
 def _judge_endpoint(args, run: Path):
@@ -126,12 +129,17 @@ def log_held_out(run: Path, step: int, rows: list[dict]) -> bool:
     logged, but cannot be the best: it is no checkpoint, so a later step need not exceed it.
     """
     path = run / "held_out.jsonl"
-    earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and line["gold"] is not None]
+    earlier_golds = [line["gold"] for line in read_log(path) if line["step"] > 0 and is_known(line)]
     line = {"step": step} | _means(rows)
     append_jsonl(path, [line])
     append_jsonl(run / "held_out_completions.jsonl", [row | {"step": step} for row in rows])
     print(f"held out, step {step}: {json.dumps(line)}", flush=True)
-    return line["gold"] is not None and all(line["gold"] > gold for gold in earlier_golds)
+    return is_known(line) and all(line["gold"] > gold for gold in earlier_golds)
+
+
+def is_known(line: dict) -> bool:
+    """Tells whether the gold of a line of held_out.jsonl is that of nearly all prompts: a judge may fail."""
+    return line["n_gold"] > 0 and line["n_gold"] >= 0.99 * line["n"]
 
 
 def _means(rows: list[dict]) -> dict[str, float | None]:

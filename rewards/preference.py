@@ -127,19 +127,20 @@ class RewardModel:
 
     @torch.inference_mode()
     def score_ids(self, ids: list[list[int]]) -> list[float]:
-        """Returns the rewards (B,) of conversations given as token ids."""
-        scores = [0.0] * len(ids)
-        # rows of about equal length are padded together
-        places = sorted(range(len(ids)), key=lambda place: len(ids[place]), reverse=True)
-        while places:
-            n_rows = max(1, self.tokens_per_batch // len(ids[places[0]]))
-            batch = places[:n_rows]
-            places = places[n_rows:]
-            for place, score in zip(batch, self._forward([ids[place] for place in batch]), strict=True):
-                scores[place] = score
-        return scores
+        """Returns the rewards (B,) of conversations given as token ids; of equal ones equal rewards."""
+        rows = [tuple(row) for row in ids]
+        # each once: in another batch it would be rounded otherwise, which a group's advantages would blow up;
+        # those of about equal length are padded together
+        left = sorted(dict.fromkeys(rows), key=len, reverse=True)
+        scores = {}
+        while left:
+            n_rows = max(1, self.tokens_per_batch // len(left[0]))
+            batch = left[:n_rows]
+            left = left[n_rows:]
+            scores.update(zip(batch, self._forward(batch), strict=True))
+        return [scores[row] for row in rows]
 
-    def _forward(self, rows: list[list[int]]) -> list[float]:
+    def _forward(self, rows: list[tuple[int, ...]]) -> list[float]:
         """Scores one batch, padded on the right."""
         # The head reads the last token that is not the pad token, so the pad id must end no row: of one id
         # more than there are rows, one does not.

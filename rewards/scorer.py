@@ -77,6 +77,7 @@ class Scorer:
         for i, completion in enumerate(completions):
             values = {name: column[i] for name, column in columns.items()}
             totals.append(add_up(rows[i], values, self.parts))
+            rows[i]["gets_floor"] = totals[-1][1]  # now that of a gate, too
             completion.rewards |= values | golds[i]
             completion.correct = verdict(rows[i], values)
 

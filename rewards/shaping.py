@@ -9,7 +9,7 @@ def good_format(rows: list[dict]) -> Values:
 
 
 def length(rows: list[dict], group_size: int) -> Values:
-    """Prefers the short completions of a group (Kimi k1.5, 2501.12599, where it applies to right answers).
+    """Prefers the short completions of a group (Kimi k1.5, 2501.12599, where wrong answers get at most 0).
 
     The value is 0.5 - (n - shortest) / (longest - shortest) for n tokens: 0.5 to -0.5, and 0 where all have
     the same length. Rows that get a floor are left out and have no value.

@@ -418,7 +418,10 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str, fresh: bool = Fal
         if fresh or not store.exists():
             store = Path(folder, "check.jsonl")
         client = replace(endpoint, store=store, retries=CHECK_RETRIES)
-        [reply] = client.ask([request], name=f"{flag} {endpoint.model}")
+        parse = str  # of one token alone, whose log-probabilities are read
+        if "logprobs" not in request:
+            parse = str.strip  # a reply that its limit cut off is an error
+        [reply] = client.ask([request], parse, parse_retries=0, name=f"{flag} {endpoint.model}")
         endpoint.calls += client.calls
         if reply.error:
             fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlmt.data import write_file
+
 
 def hash_below(n: int, text: str) -> int:
     """Hashes a text to 0 .. n - 1, the same on every machine."""
@@ -62,9 +64,10 @@ def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
     for name, rows in files.items():
         path = out / f"{name}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        if path.exists() and path.read_text() != text:
+        if not path.exists():
+            write_file(path, text)  # whole, as another run may read it
+        elif path.read_text() != text:
             sys.exit(
                 f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out"
             )
-        path.write_text(text)
         print(f"{path}: {len(rows)} rows")

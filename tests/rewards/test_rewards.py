@@ -112,6 +112,7 @@ def combine(values: dict, words: list, rows=None, group_size=0, margin=1.0, floo
 def test_a_weighted_sum_is_known_where_all_its_parts_are():
     values = {"preference": [1.0, 2.0, None], "repetition": [0.5, None, 1.0]}
     assert combine(values, ["preference:1", "repetition:2"]) == [2.0, None, None]
+    assert combine(values, ["preference:1", "repetition:0"]) == [1.0, 2.0, None]  # a label
     rows = [row(answer="1"), row(answer="1"), row(), row(answer="")]
     values = {"math": [1.0, None, None, None], "preference": [0.5, 0.5, 0.5, None]}
     assert combine(values, ["math:1", "preference:1"], rows, 2) == [1.5, None, 0.5, None]
@@ -167,13 +168,13 @@ def test_held_out_gold(tmp_path):
     start[0]["status"] = start[1]["status"] = "truncated"
     assert gold.log_held_out(tmp_path, 0, start)
     better = []
-    for step, golds in enumerate(([0.3, 0.3, None, 0.6], [0.9] * 4, [0.8] * 4, [None] * 4, [0.91] * 4), 1):
+    for step, golds in enumerate(([0.3, 0.3, None, 2.4], [0.9] * 4, [0.8] * 4, [None] * 4, [0.91] * 4), 1):
         better.append(gold.log_held_out(tmp_path, step, held_out_rows(golds, 1.5)))
-    # the first checkpoint is below the start, which is none
-    assert better == [True, True, False, False, True]
+    # of the first checkpoint too little is known; the next may be below the start, which is no checkpoint
+    assert better == [False, True, False, False, True]
     lines = read_log(tmp_path / "held_out.jsonl")
     assert lines[0]["gold"] == pytest.approx(0.65) and lines[0]["gold_ok"] == pytest.approx(0.3)
     assert lines[0]["gold_ok_se"] == pytest.approx(0.1) and lines[0]["format_ok"] == 0.5
     assert [line["n_gold"] for line in lines] == [4, 3, 4, 4, 0, 4] and lines[4]["gold"] is None
-    assert lines[1]["gold"] == pytest.approx(0.4) and lines[1]["gold_se"] == pytest.approx(0.1)
+    assert lines[1]["gold"] == pytest.approx(1.0) and lines[1]["gold_se"] == pytest.approx(0.7)
     assert (lines[1]["proxy"], lines[1]["response_tokens"], lines[1]["think_tokens"]) == (1.5, 3, 2)

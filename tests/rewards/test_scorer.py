@@ -90,5 +90,6 @@ def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_
     assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
     assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]
     advantages = train_grpo.group_advantages(torch.tensor(rewards).view(2, 4))
+    assert not train_grpo.group_advantages(torch.full((2, 8), -13.37)).any()
     assert advantages[:, 3].tolist() == [0.0, 0.0] and advantages[0].sum().abs() < 1e-5
     assert [completion.row()["missing"] for completion in completions] == [False, False, False, True] * 2
