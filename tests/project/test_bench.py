@@ -10,19 +10,17 @@ from dev import bench, peers
 from rlmt.data import read_log
 
 
-@pytest.mark.parametrize("old", ["", str(ROOT)])
-def test_sft_against_trl_and_another_checkout(old, tmp_path, monkeypatch):
+def test_sft_against_trl(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    bench.main(bench.Args(cases=("sft",), size="tiny", pairs=1, steps=1, old=old, out=tmp_path))
+    bench.main(bench.Args(cases=("sft",), size="tiny", pairs=1, steps=1, out=tmp_path))
     (path,) = tmp_path.glob("sft-tiny-float32*__cpu.json")
     result = json.loads(path.read_text())["result"]
-    side = "old" if old else "peer"
     assert result["same_tokens"]
     assert result["largest_difference"]["loss"] < 1e-5
     assert result["largest_difference"]["grad_norm"] < 1e-4
     ours = result["ours"]["tokens_per_second"]["median"]
-    ratio = ours / result[side]["tokens_per_second"]["median"]
-    assert result[f"{side} / ours"]["median"] == pytest.approx(ratio)
+    ratio = ours / result["peer"]["tokens_per_second"]["median"]
+    assert result["peer / ours"]["median"] == pytest.approx(ratio)
 
 
 def test_the_judge_s_client_is_timed(tmp_path, monkeypatch):

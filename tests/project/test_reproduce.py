@@ -180,11 +180,12 @@ def test_a_row_is_evaluated_on_every_benchmark_that_its_table_prints():
 def test_commands_are_shown_after_those_of_what_they_need(capsys):
     reproduce.main(reproduce.Args(show="table4/llama3.1-8b-rlhf-gpt4.1mini", as_released=True, seeds=(1,)))
     export, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert export == "export SEED=1 RESULTS=results AS_RELEASED=-as-released"
+    assert export == "export SEED=1 RESULTS=results/as-released AS_RELEASED=-as-released"
     plain = "llama3.1-8b-sft-plain-gpt4.1mini"
     row = "llama3.1-8b-rlhf-gpt4.1mini"
     assert lines[::2] == [f"# {plain}", f"# {row}", f"# table4/{row}"]
-    assert f"--preset paper-as-released --think-format plain --model results/{plain}-s1/model" in lines[3]
+    model = f"results/as-released/{plain}-s1/model"
+    assert f"--preset paper-as-released --think-format plain --model {model}" in lines[3]
 
 
 def test_every_row_is_listed_with_what_is_done(tmp_path, capsys):
@@ -203,7 +204,14 @@ def test_every_row_is_listed_with_what_is_done(tmp_path, capsys):
 
 def write_index(folder: Path, lines: list[dict]) -> None:
     """Writes runs.csv; what a line does not say is that of WildBench, measured on the paper's tasks."""
-    common = {"benchmark": "x", "metric": "wb_reward", "n": 1024, "n_invalid": 0, "temperature": 0.7}
+    common = {
+        "time": "2025",
+        "benchmark": "x",
+        "metric": "wb_reward",
+        "n": 1024,
+        "n_invalid": 0,
+        "temperature": 0.7,
+    }
     folder.mkdir(parents=True, exist_ok=True)
     rows = [common | line for line in lines]
     pd.DataFrame(rows, columns=list(scoring.INDEX_COLUMNS)).to_csv(folder / "runs.csv", index=False)
@@ -227,7 +235,7 @@ def test_tables_by_hand(tmp_path):
     popqa = {"metric": "accuracy_paper", "value": 0.3, "low": 0.28, "high": 0.32}
     lines = [
         {"run": f"{rlmt}--wildbench", "value": 40.0},
-        {"run": f"{rlmt}--wildbench", "value": 44.0, "low": 41, "high": 47},  # again
+        {"run": f"{rlmt}--wildbench", "time": "2026", "value": 44.0, "low": 41, "high": 47},  # again
         {"run": f"{rlmt}--popqa", "metric": "accuracy", "value": 0.9},  # not the paper's rule
         popqa | {"run": f"{rlmt}--popqa", "n": 50, "n_invalid": 3},
         popqa | {"run": "llama3.1-8b-rlmt-s1--popqa", "value": 0.34, "n": 50},
