@@ -137,10 +137,10 @@ class RewardModel:
             n_rows = max(1, self.tokens_per_batch // len(left[0]))
             batch = left[:n_rows]
             left = left[n_rows:]
-            scores.update(zip(batch, self._forward(batch), strict=True))
+            scores.update(zip(batch, self._forward(list(map(list, batch))), strict=True))
         return [scores[row] for row in rows]
 
-    def _forward(self, rows: list[tuple[int, ...]]) -> list[float]:
+    def _forward(self, rows: list[list[int]]) -> list[float]:
         """Scores one batch, padded on the right."""
         # The head reads the last token that is not the pad token, so the pad id must end no row: of one id
         # more than there are rows, one does not.

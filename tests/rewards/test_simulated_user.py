@@ -84,7 +84,7 @@ def test_what_the_user_hears_and_what_bad_format_does(text, think_format, finish
         assert (turn["content"], turn["status"], turn["text"]) == (said, status, text)
         ends = setting is sim.RLVER and status != "ok"
         assert (talk["ended"] == "bad_format") == ends
-        assert sim.final_emotion(talk) == (0 if ends else setting["start"])
+        assert sim.final_emotion(talk) == (0 if ends else None)
 
 
 def test_what_the_model_reads():
