@@ -10,7 +10,7 @@ import pytest
 import rewards
 import train_grpo
 from rewards import gold, unsupervised
-from rlmt.data import read_log
+from rlmt.data import read_log, to_jsonl
 
 
 def row(response="", status="ok", n_tokens=10, **fields):
@@ -60,6 +60,18 @@ def brief(rows, per_token=-1.0, limit: int | None = None):
 def reads_the_prompt(rows, group_size, max_tokens):
     return [row["answer"] * group_size + max_tokens for row in rows]
 """
+
+
+def test_a_run_ends_when_its_answers_or_words_are_all_alike(tmp_path):
+    healthy = {"collapse/agreement": 0.5, "entropy": 0.5}
+    for sign in ({"collapse/agreement": 1.0}, {"entropy": 0.001}):
+        (tmp_path / "metrics.jsonl").write_text(
+            to_jsonl([healthy | sign] * 8)
+        )  # of the steps before a resume
+        collapse = unsupervised.Collapse(tmp_path, group_size=2)
+        assert not collapse.check(9, healthy | sign, [])
+        reason = collapse.check(10, healthy | sign, [])
+        assert reason.startswith("collapsed") and not collapse.check(11, healthy, [])
 
 
 def test_words_are_names_weights_and_gates(tmp_path):

@@ -241,12 +241,11 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     own.write_text(OWN_REWARD)
     run = tmp_path / "run"
     more = (
-        f"--rewards {own}:odd_words:1 self_certainty:0 --dynamic-sampling 30 --dtype bfloat16 --steps 1 "
-        "--prompts-per-step 6"
+        f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
     )
     run_here(command([], prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
-    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30 and metrics["collapse/agreement"] <= 1
+    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
     assert metrics["kl"] == 0
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     trained = read_log(run / "completions.jsonl")
