@@ -3,12 +3,11 @@ replaces."""
 
 import hashlib
 import json
+import os
 import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-from rlmt.data import write_file
 
 
 def hash_below(n: int, text: str) -> int:
@@ -65,7 +64,9 @@ def save(files: dict[str, list[dict]], out: Path, seed: int) -> None:
         path = out / f"{name}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
         if not path.exists():
-            write_file(path, text)  # whole, as another run may read it
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(text)
+            part.rename(path)  # whole, as another run may read it
         elif path.read_text() != text:
             sys.exit(
                 f"{path} exists and differs from what seed {seed} gives; remove it or choose another --out"
