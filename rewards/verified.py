@@ -63,7 +63,8 @@ FORMULA = (
     r"\$\$[^$]+\$\$|\$(?:[^$\n\\^_=(]*[\\^_=]|\()[^$\n]*\$"  # $5 and $6 are prices
     r"|\\[(\[](?:(?!\\[(\[]).)*?\\[)\]]"
 )
-UNIT = r"(?:[A-Za-z]{2,}|[mgl])"  # not the x of 5 x^2
+# behind a number: m^2, km/h, but not the x^2 of 5 x^2
+UNIT = r"(?:[A-Za-z]{2,}|[mgl])(?:\^[23]|(?:\^[23])?/[A-Za-z]+(?:\^[23])?)"
 CHOICE = r"(?:[A-J]|(?i:yes|no|true|false))(?![\w'’])"
 BEFORE_CHOICE = r"(?:[ *_$(:]|is\b|\\[(\[]|\\(?:text|math)\w*\{)*(?i:(?:option|choice) [*(]{0,3})?"
 ANSWER = re.compile(
@@ -98,9 +99,7 @@ def _spell(answer: str) -> str:
         return rf"\text{{{word}}}"
     answer = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", answer)  # 10 000
     answer = re.sub(r"(?<=\d) (?:[A-Za-z]{3,}\b ?)+$", "", answer)  # 18 dollars
-    answer = re.sub(
-        rf"(?<=\d) (?:{UNIT}\^[23]|{UNIT}(?:\^[23])?/[A-Za-z]+(?:\^[23])?)$", "", answer
-    )  # 5 m^2, 5 km/h
+    answer = re.sub(rf"(?<=\d) {UNIT}$", "", answer)
     answer = answer.strip().removesuffix(".").replace(r"\$", "$")
     if re.fullmatch(NUMBER, answer):
         answer = re.sub("[$,]", "", answer)

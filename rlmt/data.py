@@ -23,6 +23,7 @@ SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 # turn
 ANSWER_FIELDS = ("response", "completion", "output")
 THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
+SWITCHES = ("on", "off")  # Nemotron's `reasoning` says whether thinking was asked for
 # what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's
 FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token")
 
@@ -230,12 +231,7 @@ def to_trace(row: dict) -> dict:
     if name != "messages":  # an answer at the end of the prompt is the source's, not the teacher's
         messages = without_answer(prompt_of(row)) + messages
     for field in THINKING_FIELDS:
-        if row.get(field) not in (
-            None,
-            "",
-            "on",
-            "off",
-        ):  # Nemotron's `reasoning` says whether it was asked for
+        if row.get(field) and row[field] not in SWITCHES:
             answer[field] = row[field]
     thinking, response = split_answer(answer)
     return row | {"messages": messages, "thinking": thinking, "response": response}
