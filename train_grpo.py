@@ -99,7 +99,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from utils import THINK_FORMATS, fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_model_tokenizers, reward_names, try_judges
+from rewards import DENSE, can_collapse, check, reward_model_tokenizers, reward_names, try_judges
 from rewards.scorer import Scorer
 
 
@@ -519,7 +519,7 @@ def main(args: Args) -> None:
     )
     checks = [sampler.check, warn_of_format]
     collapse = None
-    if any(part.name in UNSUPERVISED and part.weight for part in read_parts(args)):
+    if can_collapse(args):
         from rewards.unsupervised import Collapse
 
         collapse = Collapse(run.folder, args.group_size)

@@ -103,7 +103,7 @@ from transformers import AutoModelForTokenClassification
 
 from train_grpo import grpo_loss  # it is PPO's too: the advantages make the difference
 from utils import THINK_FORMATS, fail
-from rewards import DENSE, UNSUPERVISED, check, read_parts, reward_model_tokenizers, reward_names, try_judges
+from rewards import DENSE, can_collapse, check, reward_model_tokenizers, reward_names, try_judges
 from rewards.scorer import Scorer
 
 
@@ -482,7 +482,7 @@ def main(args: Args) -> None:
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
     checks = [sampler.check, warn_of_format]
     collapse = None
-    if any(part.name in UNSUPERVISED and part.weight for part in read_parts(args)):
+    if can_collapse(args):
         from rewards.unsupervised import Collapse
 
         collapse = Collapse(run.folder, args.prompts_per_step)

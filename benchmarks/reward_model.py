@@ -54,7 +54,7 @@ def add_rewards(args, rows: list[dict]) -> None:
     if any(model.cut):
         print(
             f"WARNING: {args.reward_model} read {sum(model.cut)} of {len(good)} conversations without their end, as they "
-            f"are longer than its context; --max-tokens keeps answers short",
+            "are longer than its context; --max-tokens keeps answers short",
             file=sys.stderr,
         )
     del model

@@ -96,6 +96,7 @@ def _load_tokenizer(model: str, given_format: str, chat_template: str, chat_temp
     tokenizer = load_tokenizer(model)
     template_args = read_template_args(chat_template_args)
     line = or_fail(use_as_shipped, tokenizer, given_format, chat_template, template_args)
+    tokenizer.asks_thinking = read_trained_as(model).get("ask_thinking", False)  # as train_rlver.py does
     print(f"{model}: {line}", flush=True)
     return tokenizer
 
@@ -244,11 +245,7 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
     """
     model_format = think_format(args)
     path = run / "generations.jsonl"
-    stored = read_log(path)
-    kept = [row for row in stored if not has_no_reply(row.get("error", ""))]
-    if len(kept) < len(stored):  # an outage: the others are asked again
-        write_jsonl(path, kept)
-    rows = {row["id"]: row for row in kept if row["temperature"] == temperature}
+    rows = {row["id"]: row for row in read_generations(path) if row["temperature"] == temperature}
     for task in tasks:
         stored = rows.get(task["id"])
         if stored and stored["messages"] != task["messages"]:
@@ -294,6 +291,15 @@ def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> 
         rows[task["id"]] = row
         append_jsonl(path, [row])
     return [rows[task["id"]] for task in tasks]
+
+
+def read_generations(path: Path) -> list[dict]:
+    """Reads the rows of an earlier start; removes those without a reply, as in an outage: they are asked again."""
+    logged = read_log(path)
+    answered = [row for row in logged if not has_no_reply(row.get("error", ""))]
+    if len(answered) < len(logged):
+        write_jsonl(path, answered)
+    return answered
 
 
 def complete_by_tokens(
@@ -564,10 +570,9 @@ def check_model(args) -> None:
     load_config(args.model)
 
 
-def encode(args, tokenizer, messages: list[dict]) -> list[int]:
-    """Returns a prompt's token ids; a model that was trained to be asked for its thinking is asked, see
-    train_rlver.py."""
-    if read_trained_as(args.model).get("ask_thinking") and messages[0]["role"] != "system":
+def encode(tokenizer, messages: list[dict]) -> list[int]:
+    """Returns a prompt's token ids; a model that was trained to be asked for its thinking is asked."""
+    if tokenizer.asks_thinking and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": ASK_THINKING["en"]}, *messages]
     return encode_prompt(tokenizer, messages)
 
@@ -581,7 +586,7 @@ def check_prompts(args, conversations: list[list[dict]]) -> list[list[int]]:
     if is_chat(args):
         return []
     tokenizer = load_model_tokenizer(args)
-    prompts = [or_fail(encode, args, tokenizer, messages) for messages in conversations]
+    prompts = [or_fail(encode, tokenizer, messages) for messages in conversations]
     longest = max(map(len, prompts))
     context = context_length(load_config(args.model))
     if longest + args.max_tokens > context:

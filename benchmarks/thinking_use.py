@@ -77,7 +77,7 @@ def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
         response = row["text"].partition(tag)[2]
         thinking = "".join(text.partition(tag)[:2])
         start, ids = tokenizer([thinking, response], add_special_tokens=False)["input_ids"]
-        prompt_ids = shared.encode(args, tokenizer, row["messages"]) + start
+        prompt_ids = shared.encode(tokenizer, row["messages"]) + start
         completions.append(Completion(row["id"], row["messages"], prompt_ids, ids))
 
     model, _ = load_weights(AutoModelForCausalLM, args.model, dtype=compute_dtype(args.dtype))

@@ -31,6 +31,7 @@ import tyro
 
 from data import alpaca
 from data.plans import plan_of
+from rewards import has_field
 from rlmt.data import (
     BadInput,
     Dropped,
@@ -204,8 +205,7 @@ def verifiable_row(row: dict, args: Args) -> dict:
     `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
-    # a table has every column in every row
-    row = {name: value for name, value in row.items() if value not in (None, "", [], {})}
+    row = {name: row[name] for name in row if has_field(row, name)}
     question = first_field(row, ("question", "problem"))
     messages = turns_of(row, question) if question else without_answer(prompt_of(row))
     converted = {"messages": messages, "source": source_of(row, args)}

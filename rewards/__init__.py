@@ -83,6 +83,11 @@ def has_field(row: dict, field: str) -> bool:
     return row.get(field) not in (None, "", [], {})
 
 
+def can_collapse(args) -> bool:
+    """Tells whether a reward with a weight is made of the policy's own answers, see unsupervised.Collapse."""
+    return any(part.name in UNSUPERVISED and part.weight for part in read_parts(args))
+
+
 def in_groups(items: list, group_size: int) -> list[list]:
     """Splits the items of a step into groups of `group_size` neighbours."""
     return [items[start : start + group_size] for start in range(0, len(items), group_size)]

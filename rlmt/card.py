@@ -55,10 +55,8 @@ def build(run: Path) -> str:
     models = lineage(run)
     data = next(name for name in DATA if args.get(name))
     names = [data, *SETTINGS]
-    if (
-        any(word.startswith("preference") for word in args.get("rewards", ["preference"]))
-        and data == "prompts"
-    ):
+    rewards = args.get("rewards", ["preference"])  # DPO has no other
+    if any(word.startswith("preference") for word in rewards) and data == "prompts":
         names += ["reward_model", "reward_on"]
     rows = {"trained from": " from ".join(models), "processes": config["processes"]}
     rows |= read_trained_as(str(run / "model"))  # its think format

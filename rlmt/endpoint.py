@@ -9,8 +9,8 @@ A request is the body of a `chat/completions` call without `model`: messages, ma
 
 Whatever a server sends with HTTP 200 is appended to the file `store` as it came, before anything parses it.
 An answer's key is the hash of model, request and attempt, so the same command repeats no answered call after
-Ctrl-C or kill, also if the model has another URL by then, and another `parse` needs no new call. Equal requests are asked once and share the
-reply. To sample several replies, vary the requests' `seed`.
+Ctrl-C or kill, also if the model has another URL by then, and another `parse` needs no new call. Equal requests
+are asked once and share the reply. To sample several replies, vary the requests' `seed`.
 
 After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again;
 none of these is read as an empty answer, and an empty one is none (`is_answer`). If all tries of a request
