@@ -37,7 +37,22 @@ for wishes in 3 5 7; do
   done
 done
 
-# --- 2. hack: where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
+# --- 2. depth: the tasks of 5 wishes for a network of 2 layers and one of 8; `order` has those of 4
+for layers in 2 8; do
+  base=$RESULTS/base-$layers-layers
+  prepare "study-base-$layers-layers" makes "$base/model.safetensors" python -m data.toy.models base --layers $layers --out "$base"
+  for first in headline bill; do
+    task=layers$layers-$first data=$RESULTS/data-$first-5
+    EVALUATE="$JUDGED --tasks $data/benchmark_tasks.jsonl"
+    for way in think plain; do
+      row "depth/$task-sft-$way" needs "study-data-$first-5" needs "study-base-$layers-layers" sft --preset toy --epochs 1 --model "$base" \
+        --traces "$data/sft_traces.jsonl" --think-format $way
+      row "depth/$task-grpo-$way" from "$task-sft-$way" grpo $GRPO --prompts "$data/rl_prompts.jsonl" --think-format $way
+    done
+  done
+done
+
+# --- 3. hack: where a reward is hacked: what the reward model reads, how good it is, and the KL's weight; gold every 10 steps
 LONG="--steps 100 --save-steps 10 --gold-prompts data/toy/held_out_prompts.jsonl"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl"
 prepare study-data python -m data.toy.world
@@ -51,7 +66,7 @@ for beta in 0 0.04; do
   done
 done
 
-# --- 3. bridge: the party menu in the hands of a real language model: SmolLM2-135M
+# --- 4. bridge: the party menu in the hands of a real language model: SmolLM2-135M
 SMALL="--preset small --dtype bfloat16"
 EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
 prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
@@ -64,7 +79,7 @@ for way in think plain; do
   row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --learning-rate 3e-4 --reward-model data/toy/reward_model --reward-on response
 done
 
-# --- 4. plans: those that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
+# --- 5. plans: those that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
 # data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
 TALLY=$RESULTS/data-tally
 EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --thinking-use \

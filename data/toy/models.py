@@ -65,6 +65,8 @@ class Args:
     """Optimizer steps."""
     batch: int = 40
     """Rows of 256 tokens a step (base), or prompts a step (reward; four drafts each)."""
+    layers: int = 4
+    """Layers of the base model: 4 have 0.9 million parameters, 2 have 0.5, 8 have 1.8."""
     seed: int = 0
     """Random seed of texts, drafts and new weights."""
 
@@ -255,7 +257,7 @@ def train_base(args: Args) -> None:
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        num_hidden_layers=args.layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,
