@@ -31,6 +31,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import tyro
 
@@ -210,13 +211,38 @@ def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None
 def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
     """Lists the jobs of the wanted blocks for all seeds, each once; says so if there are none."""
     jobs = {}
+    trained = {}
     for seed in args.seeds:
         for block in wanted:
+            trained |= dict.fromkeys(jobs_of(block, seed, blocks, root=None))
             if status(root, block, seed) != "done":
                 jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
+    for block, seed in trained:
+        if block.kind == "stage" and status(root, block, seed) == "done":
+            check_unchanged(block, seed, args, root)
     if not jobs:
         print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
+
+
+def check_unchanged(block: Block, seed: int, args: Args, root: Path) -> None:
+    """Exits with 2 if the line of a finished run was edited since."""
+    run = root / f"{block.row}-s{seed}"
+    if not (run / "command.txt").exists():  # it came with the repository, where a line may have older words
+        return
+    for words in commands_of(block.command, variables_of(args, root, seed)):
+        module, arguments = parse(words)
+        if not module:
+            continue
+        from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
+
+        may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)
+        changed = changed_since(run, arguments, constants(vars(module)), may_differ)
+        if changed:
+            fail(
+                f"{run} is done, with other values than {block.file} or {module.__name__}.py has now: "
+                f"{', '.join(changed)}; give the line another name, or take --results DIR"
+            )
 
 
 def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
@@ -244,14 +270,15 @@ def script_of(words: list[str]) -> str:
     return next((word for word in words if word.startswith("train_")), "")
 
 
-def values_of(words: list[str]) -> dict[str, object]:
-    """Returns the arguments of a training command, by field, as its script parses them; {} of another command.
+def parse(words: list[str]) -> tuple[ModuleType | None, object]:
+    """Returns the script of a training command and its arguments, as the script parses them; None of another
+    command.
 
     Exits with 2 for what the script would refuse, before hours of other jobs.
     """
     script = script_of(words)
     if not script:
-        return {}
+        return None, None
     name = script.removesuffix(".py")
     if not importlib.util.find_spec(name):
         fail(f"{shlex.join(words)}: there is no {script}")
@@ -262,7 +289,7 @@ def values_of(words: list[str]) -> dict[str, object]:
     sys.argv = words[words.index(script) :]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return vars(parse_args(module.Args, module.PRESETS))
+            return module, parse_args(module.Args, module.PRESETS)
     except SystemExit:
         print(f"this is wrong in {shlex.join(words)}")
         raise
@@ -273,7 +300,8 @@ def values_of(words: list[str]) -> dict[str, object]:
 def inputs_of(words: list[str]) -> set[str]:
     """Returns the data, the checkpoint and the reward files that a command reads."""
     inputs = set(words)
-    for value in values_of(words).values():
+    module, arguments = parse(words)
+    for value in vars(arguments).values() if module else ():
         if isinstance(value, tuple):
             inputs.update(map(str, value))
         else:
@@ -330,7 +358,7 @@ def print_costs(commands: list[list[str]]) -> None:
 
 def passes_over_data(script: str, words: list[str]) -> str:
     """Says how often a training command reads its data."""
-    values = values_of(words)
+    values = vars(parse(words)[1])
     if script == "train_sft_warmstart.py":
         return f"{values['epochs']} passes over {values['traces']}"
     if script == "train_dpo.py":

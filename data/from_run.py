@@ -40,7 +40,7 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
             prompt_id = str(row["id"])
             if file == "generations.jsonl" and prompt_id not in prompts:
                 prompt_id = prompt_id.rpartition("-")[0]  # --samples numbers the answers to a task
-            row["gets_floor"] = row["status"] != "ok" and args.get("on_bad_format") == "floor"
+            row.setdefault("gets_floor", False)  # an evaluation has none
             numbers = row["rewards"] | {"reward": row["reward"], "gold": row["gold"]}
             numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}

@@ -69,15 +69,15 @@ class Scorer:
             )
         rows = []
         for completion in completions:
-            floor = {"gets_floor": gets_floor(completion.status, self.args)}
-            rows.append(completion.prompt | completion.row() | floor)
+            completion.gets_floor = gets_floor(completion.status, self.args)
+            rows.append(completion.prompt | completion.row())
         columns = {part.name: self._values(part, completions, rows, group_size) for part in self.parts}
         golds = gold_of(self.gold, completions)
         totals = []
         for i, completion in enumerate(completions):
             values = {name: column[i] for name, column in columns.items()}
             totals.append(add_up(rows[i], values, self.parts))
-            rows[i]["gets_floor"] = totals[-1][1]  # now that of a gate, too
+            completion.gets_floor = rows[i]["gets_floor"] = totals[-1][1]  # now that of a gate, too
             completion.rewards |= values | golds[i]
             completion.correct = verdict(rows[i], values)
 

@@ -318,7 +318,7 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     }
     if state.is_main_process:
         if is_resume:
-            _check_resume(run, config, _through_json(type(args)()))
+            _check_resume(run, config, args)
         else:
             _check_new_run(run, args)
     # rank 0 decides for all, as another machine's view of the folder may lag behind
@@ -429,9 +429,9 @@ def _through_json(args) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(args), default=str))
 
 
-def _identity(arguments: dict) -> dict:
+def _identity(arguments: dict, may_differ: tuple[str, ...] = CHANGEABLE) -> dict:
     """Returns the arguments that identify a run: a resume must have the same."""
-    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *CHANGEABLE)}
+    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *may_differ)}
 
 
 def _is_finished(run: Path, arguments: dict) -> bool:
@@ -462,23 +462,29 @@ def _check_new_run(run: Path, args) -> None:
         )
 
 
-def _check_resume(run: Path, now: dict, defaults: dict) -> None:
-    """Exits with 2 if the run was started with something else.
-
-    Args:
-        now: as config.json, but of this start.
-        defaults: the arguments' defaults, which a run had that is older than an argument.
-    """
+def changed_since(
+    run: Path, args, script_constants: dict, may_differ: tuple[str, ...] = CHANGEABLE
+) -> list[str]:
+    """Lists the arguments and constants that have other values than those a run was started with."""
     before = json.loads((run / "config.json").read_text())
+    # a run that is older than an argument had its default
+    old_arguments = _through_json(type(args)()) | before["args"]
+    new_arguments = _identity(_through_json(args), may_differ)
     changed = []
-    old_arguments = defaults | before["args"]
     # constants at the top of a script are hyperparameters that a user edits inline
-    for old, new in ((old_arguments, _identity(now["args"])), (before["constants"], now["constants"])):
+    for old, new in ((old_arguments, new_arguments), (before["constants"], script_constants)):
         for name, value in new.items():
             if old.get(name) != value:
                 changed.append(f"{name} ({old.get(name)} -> {value})")
+    return changed
+
+
+def _check_resume(run: Path, now: dict, args) -> None:
+    """Exits with 2 if the run was started with something else than `args`, and `now`: config.json, but of this start."""
+    changed = changed_since(run, args, now["constants"])
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
+    before = json.loads((run / "config.json").read_text())
     if before.get("weights", now["weights"]) != now["weights"]:  # older runs have none
         fail(
             f"--resume: the weights of its --model are others than at the start of {run}; --overwrite starts anew"

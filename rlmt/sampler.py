@@ -61,6 +61,8 @@ class Completion:
     """The prompt's row, with whatever fields verifiers read."""
     rewards: dict[str, float | None] = field(default_factory=dict)
     """Each part's value, None where there is none."""
+    gets_floor: bool = False
+    """Whether its reward is a floor, for its format or because it fails a gate."""
     reward: float = math.nan
     """NaN: there is none, and the advantage is 0."""
     correct: float | None = None
@@ -105,6 +107,7 @@ class Completion:
             "status": self.status,
             "cut_off": self.cut_off,
             "rewards": self.rewards,
+            "gets_floor": self.gets_floor,
             "reward": None if missing else self.reward,  # JSON has no NaN
             "missing": missing,
             "advantage": sum(counted) / max(1, self.n_tokens),

@@ -16,7 +16,7 @@ def make_run(folder: Path, rows: list[dict], flag: str = "prompts") -> Path:
     """The config of a run whose `flag` names a file of rows, as our scripts write it."""
     folder.mkdir()
     path = write(folder / "prompts.jsonl", rows)
-    config = {"args": {flag: str(path), "on_bad_format": "floor"}}
+    config = {"args": {flag: str(path)}}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -51,7 +51,7 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
     sample(folder, "changed", 1, 0)
     sample(folder, "gone", 1, 0)
     sample(folder, "cut off", 1)
-    sample(folder, "cut off", 1, 1, 1, status="truncated", cut_off=True)  # right, but they got a floor
+    sample(folder, "cut off", 1, 1, 1, status="truncated", gets_floor=True)  # right, but they got a floor
 
     kept, report = run("from-run", folder)
     assert [row["id"] for row in kept] == ["hard", "edge", "cut off"]
@@ -67,23 +67,15 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
         "no_prompt_row": ["gone"],
     }
 
-    more = {"overwrite": True, "pass_rate": (0.1, 1.0), "by_difficulty": True}
-    kept, _ = run("from-run", folder, **more)
+    kept, _ = run("from-run", folder, overwrite=True, pass_rate=(0.1, 1.0), by_difficulty=True)
     assert [row["id"] for row in kept] == ["easy", "edge", "cut off", "hard"]
-
-    # a run that scores malformed completions like any other counts them as right, too
-    config = json.loads((folder / "config.json").read_text())
-    config["args"]["on_bad_format"] = "score"
-    (folder / "config.json").write_text(json.dumps(config))
-    kept, _ = run("from-run", folder, **more)
-    assert kept[0]["id"] == "cut off" and kept[0]["pass_rate"] == 1.0
 
 
 def test_pass_rate_by_a_threshold(tmp_path):
     """The floor of a group may be above the threshold, and still solves nothing."""
     folder = make_run(tmp_path / "run", [prompt("a"), prompt("b")])
     sample(folder, "a", 7.0, 5.0, name="preference")
-    sample(folder, "a", 6.5, 6.5, name="preference", status="no_close")
+    sample(folder, "a", 6.5, 6.5, name="preference", status="no_close", gets_floor=True)
     sample(folder, "b", 6.0, 5.0, name="preference")  # 6 is not above 6
     kept, report = run("from-run", folder, by="reward", threshold=6.0)
     assert [(row["id"], row["pass_rate"]) for row in kept] == [("a", 0.25)]

@@ -19,6 +19,7 @@ import reproduce
 import rewards
 from benchmarks import scoring
 from experiments import tables
+from rlmt.run import constants
 
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
@@ -354,6 +355,20 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch):
         reproduce.run_jobs(planned(tmp_path, blocks, "mine/broken"), reproduce.Args(), tmp_path)
 
 
+def test_a_finished_run_whose_line_was_edited_is_named(exits, tmp_path, monkeypatch):
+    blocks = experiments(tmp_path, monkeypatch, CHAIN)
+    words = reproduce.commands_of(blocks["rl"].command, {"SEED": "0", "RESULTS": str(tmp_path)})[0]
+    module, arguments = reproduce.parse(words)
+    make(tmp_path, "rl-s0/command.txt", "rl-s0/summary.json", "rl-s0--gold/summary.json")
+    config = {"args": vars(arguments), "constants": constants(vars(module))}
+    (tmp_path / "rl-s0" / "config.json").write_text(json.dumps(config))
+    assert (blocks["mine/rl"], 0) not in planned(tmp_path, blocks, "mine/rl")
+    lines = blocks["rl"].file.read_text()
+    blocks["rl"].file.write_text(lines.replace("--steps 3", "--steps 4 --beta 0.5"))
+    error = exits(planned, tmp_path, blocks, "mine/rl")
+    assert "rl-s0 is done" in error and "steps (3 -> 4), beta (0.001 -> 0.5)" in error
+
+
 def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "HERE", tmp_path)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
@@ -363,10 +378,10 @@ def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, t
         assert path in error
     args = reproduce.Args(table=("3",), row=("qwen2.5-7b-rlmt-ppo-as-released",), run=True, results=tmp_path)
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
-    assert "do you mean --beta" in exits(reproduce.values_of, ["python", "train_grpo.py", "--betta", "0"])
-    assert "there is no train_gpro.py" in exits(reproduce.values_of, ["python", "train_gpro.py"])
+    assert "do you mean --beta" in exits(reproduce.parse, ["python", "train_grpo.py", "--betta", "0"])
+    assert "there is no train_gpro.py" in exits(reproduce.parse, ["python", "train_gpro.py"])
     unknown = ["python", "train_grpo.py", "--think-format", "tagged"]
-    assert "invalid choice 'tagged' for argument '--think-format'" in exits(reproduce.values_of, unknown)
+    assert "invalid choice 'tagged' for argument '--think-format'" in exits(reproduce.parse, unknown)
 
 
 def test_judges_are_tried_before_days_of_training_but_not_one_that_a_command_serves(exits, tmp_path):
