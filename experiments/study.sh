@@ -37,8 +37,8 @@ for wishes in 3 5 7; do
   done
 done
 
-# --- 2. depth: the tasks of 5 wishes for a network of 2 layers and one of 8; `order` has those of 4
-for layers in 2 8; do
+# --- 2. depth: the tasks of 5 wishes for networks of 1, 2 and 8 layers; `order` has those of 4
+for layers in 1 2 8; do
   base=$RESULTS/base-$layers-layers
   prepare "study-base-$layers-layers" makes "$base/model.safetensors" python -m data.toy.models base --layers $layers --out "$base"
   for first in headline bill; do
