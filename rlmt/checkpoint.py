@@ -70,12 +70,15 @@ _read_back = set()  # classes of models that this run has saved and compared
 
 
 def check_saved(folder: Path, kind: type, weights: dict[str, torch.Tensor]) -> None:
-    """Loads a model folder as transformers does; RuntimeError unless it has the names and values of `weights`."""
+    """Loads a model folder as transformers does; RuntimeError unless it has the names and values of `weights`.
+
+    A head that was trained in float32 on frozen weights in bfloat16 is read in bfloat16.
+    """
     model = kind.from_pretrained(folder, dtype="auto", **SAFE)
     found = dict(whole_weights(model))  # by the same names
     wrong = [*found.keys() ^ weights.keys()]
     for name in found.keys() & weights.keys():
-        if not torch.equal(found[name], weights[name]):
+        if not torch.equal(found[name], weights[name].to(found[name].dtype)):
             wrong.append(name)
     if wrong:
         raise RuntimeError(

@@ -275,7 +275,8 @@ def load_trained(
         del children[model.base_model_prefix]
         head = [name for name, module in children.items() if list(module.parameters())]
         for name in head:  # "score" or "classifier"
-            for layer in children[name].modules():
+            # before peft copies it: a checkpoint is loaded into the copy
+            for layer in children[name].float().modules():
                 if type(layer) is nn.Linear:
                     layer.__class__ = Float32Linear
     if task_type == "TOKEN_CLS":  # a critic's first advantages are then the rewards
@@ -505,9 +506,10 @@ class Policy(nn.Module):
         hidden = output.last_hidden_state[:, :-1][is_completion[:, 1:]]
         targets = input_ids[is_completion]
         head = causal_lm.get_output_embeddings()
-        bias = getattr(head, "bias", None)  # peft's wrapper of a head has none
+        weight = head.weight  # once: peft's wrapper of a head makes a new one at each access
+        bias = getattr(head, "bias", None)  # peft's wrapper has none
 
-        tokens_at_once = max(1, LOGITS_AT_ONCE // head.weight.size(0))
+        tokens_at_once = max(1, LOGITS_AT_ONCE // weight.size(0))
         compute = self._logprobs_of_chunk
         if len(targets) > tokens_at_once:
             # the backward pass computes logits again, so that those of one chunk are there at a time
@@ -515,7 +517,7 @@ class Policy(nn.Module):
         chunks = []
         for start in range(0, len(targets), tokens_at_once):
             chunk = slice(start, start + tokens_at_once)
-            chunks.append(compute(hidden[chunk], head.weight, bias, targets[chunk], entropy_gradient, extra))
+            chunks.append(compute(hidden[chunk], weight, bias, targets[chunk], entropy_gradient, extra))
 
         # back from (N,) to (B, T)
         is_token = completion_mask.bool()

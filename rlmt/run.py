@@ -48,7 +48,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from rlmt.checkpoint import latest, save_checkpoint, save_model, step_of
+from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.model import Learner, is_sharded_launch
 from utils import IS_FIRST, fail, or_warn, refuse_repeated
@@ -225,6 +225,8 @@ def check_values(args) -> None:
         )
     if getattr(args, "top_p", 1.0) > 1:
         fail("--top-p is a probability, at most 1")
+    if getattr(args, "resume", False) and args.overwrite:
+        fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
     load_in_4bit = getattr(args, "load_in_4bit", False)
@@ -401,15 +403,15 @@ def constants(namespace: dict) -> dict:
 def digest_of_weights(model: str) -> str:
     """Hashes the weights in a model's folder; "" for a hub name.
 
-    Reads a part of each file, as any training changes all matrices.
+    Reads the end of each file, where the last layer is: LoRA leaves embeddings alone.
     """
     parts = []
     for path in sorted(Path(model).glob("*.safetensors")):
         size = path.stat().st_size
         with open(path, "rb") as file:
-            file.seek(size // 2)
-            middle = file.read(2**20)
-        parts.append(f"{path.name} {size} {hashlib.sha1(middle).hexdigest()}")
+            file.seek(max(0, size - 2**20))
+            end = file.read()
+        parts.append(f"{path.name} {size} {hashlib.sha1(end).hexdigest()}")
     if not parts:
         return ""
     return hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]
@@ -452,8 +454,10 @@ def _check_new_run(run: Path, args) -> None:
     """Exits with 2 if the folder holds something that may not be replaced."""
     if not _contents(run):
         return
-    if args.resume and not args.overwrite:
-        fail(f"{run} has no config.json, so it cannot be resumed; take --overwrite, or another --out")
+    if args.resume:
+        fail(
+            f"{run} has no config.json, so it cannot be resumed; take --overwrite in its place, or another --out"
+        )
     if not args.overwrite:
         fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
     if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
@@ -546,8 +550,11 @@ def resume(folder: Path, args, accelerator: Accelerator) -> Run:
         first_step = last_logged = step_of(checkpoint)
     if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
         fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
-    if accelerator.is_main_process:  # steps behind the checkpoint are trained, and logged, once more
-        for name in LOGS:
+    if accelerator.is_main_process:
+        for torn in numbered(folder):  # of no use, and not to be counted among those that are kept
+            if not (torn / "complete").exists():
+                shutil.rmtree(torn)
+        for name in LOGS:  # steps behind the checkpoint are trained, and logged, once more
             cut_log(folder / name, last_logged)
     accelerator.wait_for_everyone()
     return Run(folder, args, accelerator, checkpoint, first_step)

@@ -4,6 +4,7 @@ Optimizers: tests/scripts/, where every script resumes to the bit.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from rlmt.chat import read_trained_as
 from rlmt.checkpoint import check_saved, copy_model, latest, save_checkpoint, save_model, save_weights
 from conftest import random_model
 from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
-from rlmt.run import RunArgs
+from rlmt.run import RunArgs, resume
 from script_runs import BASE, is_same, weights_of
 
 IDS = torch.arange(5, 25).repeat(2, 1)
@@ -62,6 +63,11 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     assert latest(tmp_path).name == "checkpoint-100"
     left = {path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir()}
     assert left == {"10", "100", "101", "mine"}
+    run = resume(tmp_path, SimpleNamespace(resume=True), accelerator)  # the torn ones are of no use
+    assert run.first_step == 100 and {path.name for path in tmp_path.iterdir()} == {
+        "checkpoint-100",
+        "checkpoint-mine",
+    }
 
 
 @pytest.mark.parametrize("bits", [{}, {"lora_r": 4}, {"lora_r": 4, "load_in_4bit": True}])

@@ -17,7 +17,17 @@ from rlmt import run as rlmt_run
 from rlmt.checkpoint import latest, step_of
 from rlmt.data import read_log
 from rlmt.model import start_accelerator
-from rlmt.run import RLArgs, Run, check_run, load_function, parse_args, rows_of_step, start_run, training
+from rlmt.run import (
+    RLArgs,
+    Run,
+    check_run,
+    check_values,
+    load_function,
+    parse_args,
+    rows_of_step,
+    start_run,
+    training,
+)
 from script_runs import BASE, check_same_bits, wait_for_lines, write_prompts
 
 TINY = (
@@ -101,6 +111,7 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     for folder in ("mine", "results"):  # never a run of ours, and the parent of one
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
     assert mine.exists() and (run / "config.json").exists()
+    assert "leave one out" in exits(check_values, Args(out="results/a", resume=True, overwrite=True))
     (run / "checkpoint-1").mkdir()
     start(Args(out="results/a", overwrite=True))
     assert sorted(path.name for path in run.iterdir()) == ["command.txt", "config.json", "env.txt", "lock"]

@@ -80,12 +80,12 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
 
 
 def test_two_processes_resume_with_the_same_bits(tmp_path):
-    """With adapters on 4 bits; the critic's head, which is zero at first, learns whole."""
+    """With adapters on 4 bits, in bfloat16; the critic's head, which is zero at first, learns whole, in float32."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
     command = (
         f"train_ppo.py --preset toy --model {BASE} --think-format plain --prompts {prompts} --steps 2 "
         "--prompts-per-step 8 --max-completion-tokens 24 --save-steps 1 --critic policy --lora-r 4 "
-        "--load-in-4bit --out"
+        "--load-in-4bit --dtype bfloat16 --out"
     )
     words = [sys.executable, *DDP, *command.split()]
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -16,7 +16,7 @@ from data.toy import world
 from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
 
-BITS = "--lora-r 64 --load-in-4bit --optim adamw_8bit"
+BITS = "--lora-r 64 --load-in-4bit --optim adamw_8bit --dtype bfloat16"
 
 
 @pytest.fixture(scope="module")
