@@ -257,9 +257,10 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     n_completions = sum(numbers["status"].values())  # each may get several verdicts
     about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
     for metric in metrics:
-        lines.append(index_row(args, benchmark, numbers, metric, "") | about_answers)
+        lines.append(index_row(args, benchmark, numbers, metric, fingerprint_hash) | about_answers)
     if args.reward_model and args.judge:
-        line = index_row(args, benchmark, numbers, "proxy_reward", reward_model.fingerprint(args))
+        scored = f"{fingerprint_hash}-{reward_model.fingerprint(args)}"
+        line = index_row(args, benchmark, numbers, "proxy_reward", scored)
         lines.append(line | about_answers | {"judge": args.reward_model})
     return [line | {"temperature": temperature} for line in lines]
 

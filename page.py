@@ -216,10 +216,9 @@ def join_curves(curves: list[dict]) -> list[dict]:
 
 
 def prompt_key(row: dict) -> str:
-    """Returns a hash of id and messages: a key, and a fair order to draw prompts in, the same for every
-    run."""
-    text = json.dumps([row["id"], row["messages"]])
-    return hashlib.sha1(text.encode()).hexdigest()[:16]
+    """Returns a hash of the messages: a key, as each sample of a task has an id of its own, and a fair order to
+    draw prompts in, the same for every run."""
+    return hashlib.sha1(json.dumps(row["messages"]).encode()).hexdigest()[:16]
 
 
 def show_numbers(row: dict, kind: str) -> dict[str, float]:
@@ -227,8 +226,9 @@ def show_numbers(row: dict, kind: str) -> dict[str, float]:
     fields = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
     if kind == "training":
         fields.append("advantage")
-    # a single reward would be there twice
-    parts = {name: value for name, value in row["rewards"].items() if value != row["reward"]}
+    parts = {name: value for name, value in row["rewards"].items() if name != "gold"}
+    if list(parts.values()) == [row["reward"]]:  # it would be there twice
+        parts = {}
     numbers = parts | {field: row.get(field) for field in fields}
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
@@ -338,11 +338,12 @@ def compare_evaluations(visits: list[dict]) -> list[dict]:
         place = visit["kind"]
         if visit["temperature"] is not None:
             place = f"temperature {visit['temperature']:g}"
-        prompt = str(visit["row"]["messages"])  # each sample has an id of its own
         for run, side in enumerate(visit["sides"]):
             for measure in COMPARED:
                 for shown in side:
-                    numbers.append([place, measure, prompt, run, shown["numbers"].get(measure, math.nan)])
+                    numbers.append(
+                        [place, measure, visit["prompt"], run, shown["numbers"].get(measure, math.nan)]
+                    )
     columns = ["place", "measure", "prompt", "run", "value"]
     table = pd.DataFrame(numbers, columns=columns)
     means = table.groupby(columns[:-1], sort=False)["value"].mean().unstack("run").dropna()

@@ -21,7 +21,7 @@ import pandas as pd
 import tyro
 
 from experiments import tables
-from notebooks.style import draw, split_seed
+from notebooks.style import completions_per_step, draw, model_name, split_seed
 from page import read_lines
 from utils import fail, refuse_repeated
 
@@ -81,21 +81,12 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
         if (folder / "config.json").exists():
             configs = [folder / "config.json"]
         runs += [path.parent for path in configs]
-    return list(dict.fromkeys(runs))  # a run may be meant twice
-
-
-def model_name(model: str) -> str:
-    """Returns the name of the run that made a model; of others, the folder's or the hub's.
-
-    Of x-s0/best_by_gold it is x-best_by_gold-s0: such models are a row of their own.
-    """
-    path = Path(model)
-    if path.name == "model":
-        path = path.parent
-    if path.name == "best_by_gold" or path.name.startswith(("checkpoint-", "round-")):
-        row, seed = split_seed(path.parent.name)
-        return f"{row}-{path.name}-s{seed}"
-    return path.name
+    by_name = {}
+    for run in {run.resolve(): run for run in runs}.values():  # a run may be meant twice
+        other = by_name.setdefault(split_seed(run.name), run)
+        if other != run:
+            fail(f"{other} and {run} are the same seed of a row; rename one, or compare one folder at a time")
+    return list(by_name.values())
 
 
 def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
@@ -202,8 +193,10 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
             cell, means[column] = tables.difference(one, other)
+            if cell["seeds"] == 0:  # they have none in common
+                continue
             cells.append(cell | {"row": name, "benchmark": column})
-            if "gold" in column:
+            if "gold" in column and len(means[column]):  # none without values task by task
                 wins = (np.sign(means[column].round(9)) + 1) / 2
                 cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
         for gold in [column for column in means if "gold" in column]:  # of each temperature
@@ -268,14 +261,11 @@ def read_curves(runs: list[Path]) -> pd.DataFrame:
             n_before = 1  # the line of a step is about what was sampled before it
         if not (run / file).exists():
             continue
-        used = json.loads((run / "config.json").read_text())["args"]
         curve = pd.DataFrame(read_lines(run / file)).rename(columns=CURVES)
         if "gold" in curve:  # SFT has none
-            prompts = used.get("prompts_per_step") or used["prompts_per_round"]  # DPO's steps are rounds
-            per_step = prompts * (used.get("group_size") or used.get("samples_per_prompt", 1))
-            curve["completions"] = per_step * (curve["step"] - n_before)
+            curve["completions"] = completions_per_step(run) * (curve["step"] - n_before)
             curve = curve.reindex(columns=["proxy", "gold", "completions"]).astype(float)  # some lack a proxy
-            curves.append(curve.assign(run=run.name))
+            curves.append(curve.dropna(subset="completions").assign(run=run.name))
     return pd.concat(curves, ignore_index=True)
 
 

@@ -1,9 +1,12 @@
 """Draws a run alike in all notebooks and pictures: a colour per method, solid with thinking, dashed without,
 and a row of several seeds as their mean in a band from the lowest to the highest."""
 
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -12,9 +15,9 @@ plt.rcParams.update({"figure.dpi": 80, "legend.fontsize": 9, "lines.markersize":
 COLOURS = {
     "prompted": "tab:purple",
     "sft": "tab:gray",
-    "ppo": "tab:orange",
-    "dpo": "tab:green",
     "rlvr": "tab:red",
+    "ppo": "tab:orange",  # of RLVR too: the last one that is in a name counts
+    "dpo": "tab:green",
 }
 GRPO = "tab:blue"  # by which every other run is trained
 MARKERS = "os^vD*XP"  # of runs with the same colour and line
@@ -27,7 +30,7 @@ def of_runs(names: Iterable[str]) -> dict[str, dict]:
     for name in names:
         style = {"color": GRPO, "linestyle": "solid"}
         for method, colour in COLOURS.items():
-            if method in name:
+            if re.search(rf"\b{method}\b", name):
                 style["color"] = colour
         if re.search("plain|rlhf", name):
             style["linestyle"] = "dashed"
@@ -55,6 +58,31 @@ def split_seed(name: str) -> tuple[str, str]:
     """Splits ROW-sSEED; a name without a seed has seed 0."""
     row, seed = re.fullmatch(r"(.+?)(?:-s(\d+))?", name).groups(default="0")
     return row, seed
+
+
+def model_name(model: str) -> str:
+    """Returns the name of the run that made a model; of others, the folder's or the hub's.
+
+    Of x-s0/best_by_gold it is x-best_by_gold-s0: such models are a row of their own.
+    """
+    path = Path(model)
+    if path.name == "model":
+        path = path.parent
+    if path.name == "best_by_gold" or path.name.startswith(("checkpoint-", "round-")):
+        row, seed = split_seed(path.parent.name)
+        return f"{row}-{path.name}-s{seed}"
+    return path.name
+
+
+def completions_per_step(run: Path) -> float:
+    """Returns how many completions an RL run samples for a step, or for a round of DPO; NaN of another run, and
+    where the rounds take all prompts until the run has ended."""
+    args = json.loads((run / "config.json").read_text())["args"]
+    prompts = args.get("prompts_per_step") or args.get("prompts_per_round", math.nan)
+    if prompts == 0:  # all
+        summary = run / "summary.json"
+        prompts = json.loads(summary.read_text())["prompts"] if summary.exists() else math.nan
+    return prompts * (args.get("group_size") or args.get("samples_per_prompt", 1))
 
 
 def smooth(values, window: int = 5):

@@ -13,6 +13,7 @@ from test_page import write
 
 from benchmarks.scoring import INDEX_COLUMNS, add_to_index, bootstrap
 from experiments import compare, tables
+from notebooks import style
 from rewards.preference import RewardModel
 from rlmt.data import read_log
 
@@ -140,11 +141,21 @@ def test_curves_are_those_of_held_out_prompts(runs):
     assert (runs.parent / "curves.png").stat().st_size > 10_000
 
 
+def test_a_seed_is_not_counted_twice(tmp_path, exits, monkeypatch):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "x-s0").mkdir(parents=True)
+        (tmp_path / folder / "x-s0" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    run = Path("a/x-s0")
+    assert compare.run_folders((Path("a"), run, run.resolve())) == [run.resolve()]
+    assert "are the same seed of a row" in exits(compare.run_folders, (Path("a"), Path("b")))
+
+
 def test_a_row_is_named_by_the_run_and_another_checkpoint_than_the_last():
-    assert compare.model_name("results/x-s1/model") == "x-s1"
-    assert compare.model_name("results/x-s1/best_by_gold") == "x-best_by_gold-s1"
-    assert compare.model_name("results/x-s1/checkpoint-10/model") == "x-checkpoint-10-s1"
-    assert compare.model_name("org/name") == "name"
+    assert style.model_name("results/x-s1/model") == "x-s1"
+    assert style.model_name("results/x-s1/best_by_gold") == "x-best_by_gold-s1"
+    assert style.model_name("results/x-s1/checkpoint-10/model") == "x-checkpoint-10-s1"
+    assert style.model_name("org/name") == "name"
 
 
 def test_evaluations_are_sorted_into_rows_and_columns(tmp_path):

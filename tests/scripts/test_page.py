@@ -76,6 +76,11 @@ def test_visits_have_the_numbers_that_they_are_ordered_by(tmp_path):
     gold = write(tmp_path / "gold", "generations.jsonl", [generation("x", score=0.5)])
     data = shown(tmp_path, gold)
     assert data["orders"][0][0] == "highest gold" and ids(data, "highest") == [("x", None, 0.5)]
+    # a second sample of the task, with an id of its own
+    write(
+        gold, "generations.jsonl", [generation("x", score=0.5), generation("x", score=0.75) | {"id": "x-1"}]
+    )
+    assert ids(shown(tmp_path, gold), "highest") == [("x-1", None, 0.75)]
 
 
 def test_what_is_shown_of_a_completion(tmp_path):
