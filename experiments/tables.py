@@ -151,7 +151,11 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
     if len(values) > 1 or pd.isna(cell["low"]):
         cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
-    cell |= {"n_invalid": values["n_invalid"].max(), "task": cell["benchmark"], "status": "measured"}
+    cell |= {
+        "n_invalid": values["n_invalid"].fillna(0).max(),
+        "task": cell["benchmark"],
+        "status": "measured",
+    }
     cell["sampling"] = " and ".join(values["sampling"].unique())
     words = filter(None, map(wording_of, values["folder"]))
     cell["wording"] = " and ".join(dict.fromkeys(words)) or None

@@ -310,10 +310,10 @@ class Endpoint:
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):
                     return error  # a repeat would not help
             except (TimeoutError, APIConnectionError) as e:
-                cause = e.__cause__  # of the transport, which wraps that of aiohttp
-                if not isinstance(cause.__cause__, ClientConnectorError):
+                cause = e.__cause__  # of the transport, which wraps that of aiohttp; a timeout may have none
+                if not isinstance(getattr(cause, "__cause__", None), ClientConnectorError):
                     self.cost += worst  # the reply may have been generated, and billed
-                error = self._in_one_line(f"{type(e).__name__}: {cause}")
+                error = self._in_one_line(f"{type(e).__name__}: {cause or 'no reply in time'}")
             finally:
                 self.reserved -= worst
             if repeat < self.retries:
