@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import tyro
 
@@ -211,13 +211,13 @@ def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None
 def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
     """Lists the jobs of the wanted blocks for all seeds, each once; says so if there are none."""
     jobs = {}
-    trained = {}
+    needed = {}
     for seed in args.seeds:
         for block in wanted:
-            trained |= dict.fromkeys(jobs_of(block, seed, blocks, root=None))
+            needed |= dict.fromkeys(jobs_of(block, seed, blocks, root=None))
             if status(root, block, seed) != "done":
                 jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
-    for block, seed in trained:
+    for block, seed in needed:
         if block.kind == "stage" and status(root, block, seed) == "done":
             check_unchanged(block, seed, args, root)
     if not jobs:
@@ -230,13 +230,13 @@ def check_unchanged(block: Block, seed: int, args: Args, root: Path) -> None:
     run = root / f"{block.row}-s{seed}"
     if not (run / "command.txt").exists():  # it came with the repository, where a line may have older words
         return
+    from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
+
+    may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)  # a run of other steps is another run
     for words in commands_of(block.command, variables_of(args, root, seed)):
         module, arguments = parse(words)
         if not module:
             continue
-        from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
-
-        may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)
         changed = changed_since(run, arguments, constants(vars(module)), may_differ)
         if changed:
             fail(
@@ -271,14 +271,14 @@ def script_of(words: list[str]) -> str:
 
 
 def parse(words: list[str]) -> tuple[ModuleType | None, object]:
-    """Returns the script of a training command and its arguments, as the script parses them; None of another
-    command.
+    """Returns the script of a training command and its arguments, as the script parses them; None and no arguments
+    of another command.
 
     Exits with 2 for what the script would refuse, before hours of other jobs.
     """
     script = script_of(words)
     if not script:
-        return None, None
+        return None, SimpleNamespace()
     name = script.removesuffix(".py")
     if not importlib.util.find_spec(name):
         fail(f"{shlex.join(words)}: there is no {script}")
@@ -300,8 +300,8 @@ def parse(words: list[str]) -> tuple[ModuleType | None, object]:
 def inputs_of(words: list[str]) -> set[str]:
     """Returns the data, the checkpoint and the reward files that a command reads."""
     inputs = set(words)
-    module, arguments = parse(words)
-    for value in vars(arguments).values() if module else ():
+    _, arguments = parse(words)
+    for value in vars(arguments).values():
         if isinstance(value, tuple):
             inputs.update(map(str, value))
         else:
@@ -358,7 +358,8 @@ def print_costs(commands: list[list[str]]) -> None:
 
 def passes_over_data(script: str, words: list[str]) -> str:
     """Says how often a training command reads its data."""
-    values = vars(parse(words)[1])
+    _, arguments = parse(words)
+    values = vars(arguments)
     if script == "train_sft_warmstart.py":
         return f"{values['epochs']} passes over {values['traces']}"
     if script == "train_dpo.py":

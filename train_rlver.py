@@ -413,7 +413,9 @@ def main(args: Args) -> None:
     if has_critic:
         memory["critic"] = critic_gib(args.model, args)
     accelerator.print(check_memory(memory))
-    start = check_run(args, "rlver", args.model, constants(vars(train_grpo) | vars(train_ppo) | globals()))
+    # the losses read constants of their own scripts
+    constants_read = constants(vars(train_grpo) | vars(train_ppo) | globals())
+    start = check_run(args, "rlver", args.model, constants_read)
     store = start.run / f"simulator-{accelerator.process_index}.jsonl"
     simulator = simulated_user.load_user(
         args.simulator, args.simulator_url, store, args, accelerator.num_processes
