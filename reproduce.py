@@ -232,9 +232,8 @@ def check_unchanged(block: Block, seed: int, args: Args, root: Path) -> None:
         return
     from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
 
-    may_differ = tuple(
-        name for name in CHANGEABLE if name not in LENGTH
-    )  # a run of other steps is another run
+    # a run of other steps has other numbers
+    may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)
     for words in commands_of(block.command, variables_of(args, root, seed)):
         module, arguments = parse(words)
         if not module:
