@@ -21,6 +21,7 @@ import contextlib
 import difflib
 import importlib.util
 import io
+import json
 import os
 import re
 import shlex
@@ -232,13 +233,14 @@ def check_unchanged(block: Block, seed: int, args: Args, root: Path) -> None:
         return
     from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
 
+    before = json.loads((run / "config.json").read_text())
     # a run of other steps has other numbers
     may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)
     for words in commands_of(block.command, variables_of(args, root, seed)):
         module, arguments = parse(words)
         if not module:
             continue
-        changed = changed_since(run, arguments, constants(vars(module)), may_differ)
+        changed = changed_since(before, arguments, constants(vars(module)), may_differ)
         if changed:
             fail(
                 f"{run} is done, with other values than {block.file} or {module.__name__}.py has now: "

@@ -467,10 +467,9 @@ def _check_new_run(run: Path, args) -> None:
 
 
 def changed_since(
-    run: Path, args, script_constants: dict, may_differ: tuple[str, ...] = CHANGEABLE
+    before: dict, args, script_constants: dict, may_differ: tuple[str, ...] = CHANGEABLE
 ) -> list[str]:
-    """Lists the arguments and constants that have other values than those a run was started with."""
-    before = json.loads((run / "config.json").read_text())
+    """Lists the arguments and constants that have other values than in `before`, a run's config.json."""
     # a run that is older than an argument had its default
     old_arguments = _through_json(type(args)()) | before["args"]
     new_arguments = _identity(_through_json(args), may_differ)
@@ -485,10 +484,10 @@ def changed_since(
 
 def _check_resume(run: Path, now: dict, args) -> None:
     """Exits with 2 if the run was started with something else than `args`, and `now`: config.json, but of this start."""
-    changed = changed_since(run, args, now["constants"])
+    before = json.loads((run / "config.json").read_text())
+    changed = changed_since(before, args, now["constants"])
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
-    before = json.loads((run / "config.json").read_text())
     if before.get("weights", now["weights"]) != now["weights"]:  # older runs have none
         fail(
             f"--resume: the weights of its --model are others than at the start of {run}; --overwrite starts anew"
