@@ -470,12 +470,11 @@ def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLET
     head = head.replace("{{script_hash}}", base64.b64encode(digest).decode())
     head = head.replace("{{title}}", html.escape(make_visible(title)))  # last: a name may have braces
     Path(out).write_text(head + to_script_json(data) + tail, "utf-8")
+    print(f"page: {out}")
 
 
 def main(args: Args) -> None:
-    out = args.out or Path(args.runs[0], "page.html")
-    or_fail(write_page, args.runs, out, args.n)
-    print(f"page: {out}")
+    or_fail(write_page, args.runs, args.out or Path(args.runs[0], "page.html"), args.n)
 
 
 if __name__ == "__main__":

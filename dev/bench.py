@@ -402,7 +402,7 @@ def main(args: Args) -> None:
         "versions": [text for text in installed_packages() if text.partition("==")[0] in PACKAGES],
     }
     label = ""  # of what differs between rows of one case
-    if args.size != "cpu":
+    if (args.size, args.dtype) != ("cpu", "auto"):
         label = f"-{args.size}-{compute_dtype(args.dtype)}"
     if args.old:
         about["old"] = commit_of(args.old)[:7]

@@ -886,9 +886,9 @@ def finish_run(run: Path, summary: dict, next_command: str, sampler=None) -> Non
     PartialState().wait_for_everyone()
     leave(sampler)
     if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
-        from rlmt.card import write_card  # only the end of a run needs it
+        from page import write_page  # only the end of a run needs these
+        from rlmt.card import write_card
 
         or_warn(f"no model card of {run}", write_card, run)
-        page = Path(__file__).parents[1] / "page.py"
-        or_warn(f"no page of {run}", subprocess.check_call, [sys.executable, page, run])
+        or_warn(f"no page of {run}", write_page, [run], run / "page.html")
         print(f"model: {run}/model\nnext: python {next_command} {run}/model")

@@ -31,11 +31,8 @@ FSDP2 = [
     ).split(),
 ]
 # rlmt is first: it sets environment variables that the others read
-LIBRARIES = (
-    "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro vllm.entrypoints.llm"
-).split()
-# by default each vLLM engine wants a NUMA node
-ENVIRONMENT = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+LIBRARIES = "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro".split()
+ENVIRONMENT = dict(os.environ)
 
 
 def start_fork_server() -> None:

@@ -330,7 +330,6 @@ def boxed(pairs, expected):
 
 
 def test_tricky_equalities():
-
     assert boxed(EQUAL, 1.0) == []
     assert boxed(DIFFERENT, 0.0) == []
 
@@ -428,8 +427,12 @@ UNBOXED = pairs(r"""
 
 
 def test_an_answer_without_a_box_is_right_for_itself_alone():
+    rows = []
     for text, right, wrong in UNBOXED:
-        assert verified.math_answer([row(text, answer=right), row(text, answer=wrong)]) == [1.0, 0.0], text
+        rows += [row(text, answer=right), row(text, answer=wrong)]
+    values = verified.math_answer(rows)
+    wanted = [1.0, 0.0] * len(UNBOXED)
+    assert [one for one, value, want in zip(rows, values, wanted) if value != want] == []
     assert verified.final_answer("The answer is (A) or (B).") is None
 
 
@@ -461,9 +464,9 @@ def test_math500_solutions():
     tasks = json.load(gzip.open(shared("math_500") / "test.json.gz"))
     rows = [row(task["solution"], answer=task["answer"]) for task in tasks]
     assert [answer["answer"] for answer, value in zip(rows, verified.math_answer(rows)) if value != 1] == []
-    shifted = [row(task["solution"], answer=other["answer"]) for task, other in zip(tasks, tasks[1:])]
+    shifted = [row(task["solution"], answer=other["answer"]) for task, other in zip(tasks[::2], tasks[1::2])]
     taken = [answer["answer"] for answer, value in zip(shifted, verified.math_answer(shifted)) if value]
-    assert taken == ["x=5", "7", "3"]  # which are the answers of both
+    assert taken == ["x=5", "7"]  # which are the answers of both
 
 
 # --- 2. instructions

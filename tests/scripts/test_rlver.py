@@ -226,6 +226,7 @@ def check_files(run: Path, group_size: int, *names: str) -> None:
         n_turns = sum(row["turns"] for row in of_step)
         assert metrics["dialogue/turns"] == pytest.approx(n_turns / len(of_step))
     assert json.loads((run / "summary.json").read_text()) == {"steps": 3, "users": 10}
+    assert (run / "page.html").exists()
     # an evaluation gives the model the context that it was trained in
     args = eval_sentient.Args(model=str(run / "model"))
     eval_sentient.use_trained_context(args)
