@@ -4,9 +4,6 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
 DONE := .venv/installed-$(shell cat pyproject.toml requirements.txt requirements-test.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
 
-# A file's tests run in one process, which makes their models and runs once. The longest files are first.
-TESTS := $(addprefix tests/,scripts rlmt project benchmarks rewards data)
-
 .PHONY: setup demo test bench gpu-check toy-base
 setup: $(DONE)
 
@@ -27,9 +24,10 @@ $(DONE):
 demo: setup
 	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
+# A file's tests run in one process, which makes their models and runs once.
 test: setup
 	$(PY) -m ruff check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

@@ -92,8 +92,6 @@ HOSTILE = {
     "nothing": "",
 }
 
-ENDLESS = ("fork bomb", "output", "deaf")
-
 
 def passed(program: str, tests, timeout: float = 10.0) -> list[bool]:
     """Runs the program with each test in turn."""
@@ -111,8 +109,7 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch
     for test in ("\n".join(ASSERTS), "\n".join(calls), Example("3\n", "10\n")):
         earned = {}
         for name, program in HOSTILE.items():
-            timeout = 1.0 if name in ENDLESS else 2.0
-            output = run(program.replace("TARGET", str(target)), test, timeout)
+            output = run(program.replace("TARGET", str(target)), test, timeout=2.0)
             if output.status in ("ok", "not started"):
                 earned[name] = output
         assert earned == {}

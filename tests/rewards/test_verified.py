@@ -464,9 +464,9 @@ def test_math500_solutions():
     tasks = json.load(gzip.open(shared("math_500") / "test.json.gz"))
     rows = [row(task["solution"], answer=task["answer"]) for task in tasks]
     assert [answer["answer"] for answer, value in zip(rows, verified.math_answer(rows)) if value != 1] == []
-    shifted = [row(task["solution"], answer=other["answer"]) for task, other in zip(tasks[::2], tasks[1::2])]
+    shifted = [row(task["solution"], answer=other["answer"]) for task, other in zip(tasks, tasks[1:])]
     taken = [answer["answer"] for answer, value in zip(shifted, verified.math_answer(shifted)) if value]
-    assert taken == ["x=5", "7"]  # which are the answers of both
+    assert taken == ["x=5", "7", "3"]  # which are the answers of both
 
 
 # --- 2. instructions
