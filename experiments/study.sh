@@ -6,6 +6,7 @@
 # Each part uses one core: start two of them side by side, but `hack` after `order`, whose SFT it starts from.
 set -euo pipefail
 : "${RESULTS:=results/study}" "${LAUNCH:=python}"
+: "${DTYPE:=bfloat16}" # of SmolLM2's runs; float32 is several times faster on a CPU without avx512_bf16
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; SmolLM2 comes from PyPI, nothing else is downloaded
 GOLD_FLAGS= # preset toy has a gold of its own
 JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
@@ -67,8 +68,8 @@ for beta in 0 0.04; do
 done
 
 # --- 4. bridge: the party menu in the hands of a real language model: SmolLM2-135M
-SMALL="--preset small --dtype bfloat16"
-EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype bfloat16"
+SMALL="--preset small --dtype $DTYPE"
+EVALUATE="$JUDGED --tasks data/toy/benchmark_tasks.jsonl --rollout vllm --dtype $DTYPE"
 prepare study-smollm2 makes data/smollm2 python -m data.prepare smollm2 --out data/smollm2
 for way in think plain; do
   row "bridge/menu-sft-$way" needs study-smollm2 needs study-data sft $SMALL --epochs 1 --learning-rate 1e-3 \
@@ -83,7 +84,7 @@ done
 # data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
 TALLY=$RESULTS/data-tally
 EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --thinking-use \
-  --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype bfloat16"
+  --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype $DTYPE"
 prepare study-data-tally makes "$TALLY/tally_after.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
 for arm in computes after plain; do
   traces=$TALLY/tally_traces.jsonl think=think
