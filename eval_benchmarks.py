@@ -42,8 +42,8 @@ The judge templates of the paper's authors (data_files/*/ in their repository) a
 paper. benchmarks/judge_template.py says how a template gets a system message.
 
 Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
-rows.jsonl (what was scored, and the result of each row), task_means.csv, summary.json. Adds lines to runs.csv
-beside the run's folder.
+rows.jsonl (what was scored, and the result of each row), verdicts.jsonl (the rewards of all answers),
+task_means.csv, summary.json. Adds lines to runs.csv beside the run's folder.
 """
 
 import functools
@@ -63,7 +63,7 @@ import tyro
 from benchmarks import authors, reward_model, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
-from benchmarks.scoring import for_summary, index_row, row_key, withhold
+from benchmarks.scoring import for_summary, index_row, match_rows, row_key, withhold
 from benchmarks.table import BENCHMARKS
 from rewards import sandbox
 from utils import fail, or_fail
@@ -127,7 +127,8 @@ def tasks_to_ask(args: Args) -> list[dict]:
     Exits with 2 if there are none, or if their answers could not be scored.
     """
     tasks = []
-    for position, task in enumerate(BENCHMARKS[args.name].load_tasks(Path(args.data))):
+    all_tasks = BENCHMARKS[args.name].load_tasks(Path(args.data))
+    for position, task in enumerate(all_tasks):
         has_baseline = task.get("baseline", True) is not None  # arenahard2 has tasks whose baseline is None
         if "excluded" not in task and has_baseline:
             tasks.append(task | {"position": position})
@@ -137,6 +138,10 @@ def tasks_to_ask(args: Args) -> list[dict]:
         )
     if args.limit:
         tasks = tasks[: args.limit]
+    keys = BENCHMARKS[args.name].keys
+    match_rows(
+        [row_key(task, task["position"], keys) for task in tasks], all_tasks, keys, f"--data {args.data}"
+    )
     check = BENCHMARKS[args.name].check
     if check:
         check(tasks)
@@ -228,6 +233,12 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
         answers.append(question | row | {"response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
+        with open(
+            run / "verdicts.jsonl", "w"
+        ) as file:  # of all answers; rows.jsonl has those that are scored
+            for row in answers:
+                verdict = {"id": row["id"], "temperature": args.temperature, "reward": row.get("reward")}
+                file.write(json.dumps(verdict) + "\n")
     return answers
 
 

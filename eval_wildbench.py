@@ -186,16 +186,21 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
     if args.reward_model:
         reward_model.add_rewards(args, generations)
 
+    described = shared.describe(generations, task_ids)
     if not args.judge:
-        numbers = shared.describe(generations, task_ids)
-        rewards = numbers["task_means"]["proxy_reward"]
+        rewards = described["task_means"]["proxy_reward"]
         if not rewards:
             fail(f"none of {len(generations)} answers is in good format, so there is no reward")
-        numbers["mean_reward"] = numbers["proxy_reward"]
-        numbers["task_means"]["mean_reward"] = rewards
+        verdicts = [{"id": row["id"]} for row in generations]
         interval = bootstrap(list(rewards.values()), args.seed)
-        return numbers | {"interval": interval, "n": len(rewards), "n_invalid": 0}
-    if args.mode == "program":
+        numbers = {
+            "mean_reward": described["proxy_reward"],
+            "interval": interval,
+            "n": len(rewards),
+            "n_invalid": 0,
+        }
+        numbers["task_means"] = {"mean_reward": rewards}
+    elif args.mode == "program":
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
         numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
         if args.thinking_use:
@@ -205,17 +210,15 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
     else:
         verdicts = wildbench.list_verdicts(args, tasks, list(map(shared.answer, generations)))
         judge_by_model(args, verdicts, run)
-        rewards = {row["id"]: row.get("reward") for row in generations}
-        for verdict in verdicts:
-            verdict["reward"] = rewards[verdict["id"]]  # null without --reward-model or in bad format
         numbers = score(args, verdicts)
 
+    rewards = {row["id"]: row.get("reward") for row in generations}
     for verdict in verdicts:
+        verdict["reward"] = rewards[verdict["id"]]  # null without --reward-model or in bad format
         for long_field in ("shown", "messages", "text"):  # generations.jsonl and the tasks have them
             verdict.pop(long_field, None)
     append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
-    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
-    described = shared.describe(generations, task_ids)
+    withhold(numbers, [headline(args)], args.max_invalid)
     described["task_means"] |= numbers["task_means"]
     return numbers | described
 

@@ -383,7 +383,7 @@ def judge_flags(args: Args):
     from benchmarks.flags import JudgeFlags  # here, as --list and --show need no torch
     from rlmt.run import check_values
 
-    flags = tyro.cli(JudgeFlags, args=args.judge_flags.split())
+    flags = tyro.cli(JudgeFlags, args=(args.judge_flags or os.environ.get("JUDGE_FLAGS", "")).split())
     check_values(flags)
     return replace(flags, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
 

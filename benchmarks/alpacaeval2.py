@@ -25,6 +25,7 @@ from benchmarks.scoring import (
     shorten,
 )
 from benchmarks.shared import said
+from utils import fail
 
 KEYS = ("index", "instruction")
 PROMPT = "{instruction}"
@@ -54,9 +55,13 @@ REFITS = 200  # of an interval
 
 
 def load_tasks(data: Path) -> list[dict]:
-    """Loads the instructions with the baseline's answers; exits with 2 if the gamed baselines are missing."""
-    load_gamed_baselines(data)
-    return load_sibling(data, "*baseline.json*", "instruction", "output")
+    """Loads the instructions with the baseline's answers; exits with 2 if the gamed baselines lack one."""
+    gamed = load_gamed_baselines(data)
+    tasks = load_sibling(data, "*baseline.json*", "instruction", "output")
+    missing = set(range(len(tasks))) - set(gamed["index"])
+    if missing:
+        fail(f"--data {data}: the gamed baselines have no answer to instruction {min(missing)}, from 0")
+    return tasks
 
 
 def load_gamed_baselines(data: Path) -> pd.DataFrame:
@@ -256,7 +261,9 @@ def official_weights(
 
     `delta_chars`, `difficulty`, `y` (win, 0 to 1) and `valid` have one entry a row, (N,).
     """
-    spread = delta_chars.std(ddof=1) or 1
+    spread = 1.0
+    if np.ptp(delta_chars) > 0:  # several answers, of different lengths
+        spread = delta_chars.std(ddof=1)
     x = np.c_[np.tanh(delta_chars / spread), difficulty, np.ones(len(y))][valid]
     n_gamed = len(gamed)
     x_gamed = np.c_[np.tanh(gamed["std_delta_len"]), gamed["instruction_difficulty"], np.zeros(n_gamed)]

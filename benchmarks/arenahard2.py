@@ -257,14 +257,14 @@ def category_scores(results: list[dict]) -> dict:
     means = 100 * outcomes[picks].mean(axis=1)
     numbers |= {
         "score": 100 * mean(outcomes),
-        "score_interval": np.percentile(means, [5, 95]).tolist(),
+        "score_interval_90": np.percentile(means, [5, 95]).tolist(),
     }
     if None not in styles:
         features = scale_features(np.array(styles))
         refits = [bradley_terry(features[pick], outcomes[pick]) for pick in picks]
         numbers |= {
             "score_style_controlled": bradley_terry(features, outcomes),
-            "score_style_controlled_interval": np.percentile(refits, [5, 95]).tolist(),
+            "score_style_controlled_interval_90": np.percentile(refits, [5, 95]).tolist(),
         }
     return numbers
 

@@ -75,7 +75,7 @@ def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
     completions = []
     for row, text in pairs:
         response = row["text"].partition(tag)[2]
-        thinking = "".join(text.partition(tag)[:2])
+        thinking = "".join(text.partition(tag)[:2]).removeprefix(tokenizer.opening)  # the prompt ends with it
         start, ids = tokenizer([thinking, response], add_special_tokens=False)["input_ids"]
         prompt_ids = shared.encode(tokenizer, row["messages"]) + start
         completions.append(Completion(row["id"], row["messages"], prompt_ids, ids))

@@ -64,11 +64,11 @@ if [ ${#missing[@]} -gt 0 ]; then
   echo "error: missing: ${missing[*]}; README.md has the commands that make them" >&2
   exit 2
 fi
-GRPO="--preset $CARD --prompts $PROMPTS $GRPO_FLAGS $GOLD_FLAGS"
+GRPO=(--preset "$CARD" --prompts "$PROMPTS" $GRPO_FLAGS $GOLD_FLAGS)
 # dry runs with the model from which all start: forms of the data, memory, hub data sets, NLTK's data, lengths. It needs no
 # chat template then
 LAUNCH=python train sft_warmstart dry-run $SFT --model "$base" --traces "$TRACES" --dry-run
-LAUNCH=python train grpo dry-run $GRPO --model "$base" --dry-run
+LAUNCH=python train grpo dry-run "${GRPO[@]}" --model "$base" --dry-run
 MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$RUN-dry-run"
 if [ -n "$DRY_RUN" ]; then
   exit
@@ -89,8 +89,8 @@ MAX_TOKENS=4096 evaluate "$RESULTS/$PLAIN/model" "$PLAIN"
 
 # --- GRPO from them, with LoRA
 
-train grpo rlmt $GRPO --model "$RESULTS/$THINK/model"
-train grpo rlhf $GRPO --model "$RESULTS/$PLAIN/model" --think-format plain
+train grpo rlmt "${GRPO[@]}" --model "$RESULTS/$THINK/model"
+train grpo rlhf "${GRPO[@]}" --model "$RESULTS/$PLAIN/model" --think-format plain
 
 # --- The same benchmarks after it
 

@@ -113,12 +113,19 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     is_program = lines["judge"].astype(str).str.contains(".py:", regex=False)
     metrics = lines["metric"].mask(is_program & (lines["metric"] == "score"), "score of a program")
     lines["column"] = metrics.replace(NAMES)
+    of_answers = lines[metrics.isin(NAMES)]  # named by one rule, as gold is compared at equal length
+    several_benchmarks = of_answers.groupby("row")["benchmark"].nunique().max() > 1
     for metric, part in lines.groupby(metrics):
         column = part["column"]
-        if metric not in NAMES or part.groupby("row")["benchmark"].nunique().max() > 1:
+        alike = of_answers
+        if metric not in NAMES:
+            alike = part
+        if metric not in NAMES or several_benchmarks:
             column = part["benchmark"] + " " + column
-        if part["temperature"].nunique() > 1:
+        if alike["temperature"].nunique() > 1:
             column += ", T=" + part["temperature"].map("{:g}".format)
+        if part["judge"].nunique() > 1:
+            column += ", by " + part["judge"]
         lines.loc[part.index, "column"] = column
     return lines
 
@@ -193,14 +200,16 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
             cell, means[column] = tables.difference(one, other)
-            if cell["seeds"] == 0:  # they have none in common
+            if cell["seeds"] == 0:
+                print(f"{name}, {column}: no difference, as they have no seed in common", file=sys.stderr)
                 continue
             cells.append(cell | {"row": name, "benchmark": column})
             if "gold" in column and len(means[column]):  # none without values task by task
                 wins = (np.sign(means[column].round(9)) + 1) / 2
                 cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
         for gold in [column for column in means if "gold" in column]:  # of each temperature
-            lengths = means.get(gold.replace("gold", "response tokens"), pd.Series(dtype=float))
+            length = gold.replace("gold", "response tokens").partition(", by ")[0]  # no judge measures it
+            lengths = means.get(length, pd.Series(dtype=float))
             both = pd.concat([means[gold], lengths], axis=1).dropna()
             if both.empty:  # no lengths, or no values task by task
                 continue

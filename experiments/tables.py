@@ -68,6 +68,8 @@ NUMBERS = (  # columns of a table as csv
 SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
 # what a line of runs.csv, or of a run's task_means.csv, is about
 MEASURE = ["benchmark", "metric", "temperature"]
+# names, of runs and tasks too, that are texts even if they look like a number or NA
+AS_TEXT = dict.fromkeys(["run", "model", "benchmark", "task"], str)
 
 VARIANCE = (
     "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
@@ -95,8 +97,8 @@ def read_index(folder: Path) -> pd.DataFrame:
     """
     index = pd.DataFrame(columns=list(INDEX_COLUMNS))
     if (folder / "runs.csv").exists():
-        index = pd.read_csv(folder / "runs.csv", dtype={"fingerprint": str})
-    parts = index["run"].astype(str).str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
+        index = pd.read_csv(folder / "runs.csv", dtype={"fingerprint": str}, converters=AS_TEXT)
+    parts = index["run"].str.extract(r"^(?P<row>.+)-s(?P<seed>\d+)--(?P<evaluation>.+)$")
     index = pd.concat([index, parts], axis=1)
     index["folder"] = [folder / run for run in index["run"]]
     limits = [limits_of(run) for run in index["folder"]]
@@ -146,7 +148,9 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     if values["fingerprint"].nunique() > 1:
         fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no mean")
     if values["seed"].duplicated().any():
-        fail(f"{names}: several values of a seed, as of two temperatures; delete all but one from runs.csv")
+        fail(
+            f"{names}: several values of a seed, as of two evaluations of one model; delete all but one from runs.csv"
+        )
 
     cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
     if len(values) > 1 or pd.isna(cell["low"]):
@@ -171,7 +175,7 @@ def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
         path = folder / "task_means.csv"
         means = pd.DataFrame(columns=[*MEASURE, "task", "mean"])
         if path.exists():
-            means = pd.read_csv(path, dtype={"task": str}).merge(line[MEASURE])
+            means = pd.read_csv(path, converters=AS_TEXT).merge(line[MEASURE])
         if means.empty:
             return []
         seeds.append(means.set_index("task")["mean"])
@@ -303,7 +307,10 @@ def judge_of(run: Path, judge: str) -> str:
     is_here = (run / "config.json").exists() and (run / "summary.json").exists()
     if pd.isna(judge) or not is_here:  # a number without a judge, or one of another machine
         return judge
-    url = json.loads((run / "config.json").read_text())["args"].get("judge_url")
+    args = json.loads((run / "config.json").read_text())["args"]
+    if judge != args.get("judge"):  # a reward model, or a user simulator
+        return judge
+    url = args.get("judge_url")
     replied = json.loads((run / "summary.json").read_text()).get("replied", {}).get("judge")
     if url:
         judge += f" at {url}"

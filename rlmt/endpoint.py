@@ -246,7 +246,9 @@ class Endpoint:
         if answers and not self.bodies:  # as where a server refuses a parameter of all requests
             self.stop_reason = self.stop_reason or f"{self.base_url}: {answers[0].error}"
         if self.stop_reason:
-            fail(f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command goes on from here")
+            fail(
+                f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command with --resume goes on from here"
+            )
         replies = dict(zip(unique, answers))
         return [replies[self._key(request)] for request in requests]
 
@@ -304,7 +306,9 @@ class Endpoint:
             except APIStatusError as e:
                 error = self._in_one_line(f"HTTP {e.status_code}: {e.response.text}")
                 if e.status_code in (401, 402, 404):
-                    self.stop_reason = f"{self.base_url}: {error}; --key-env names the variable of its key"
+                    self.stop_reason = f"{self.base_url}: {error}"
+                if e.status_code == 401:
+                    self.stop_reason += "; --key-env names the variable of its key"
                 if e.status_code in (400, 422):
                     error += "; --omit NAME, or --model-omit NAME of a tested model, leaves a refused parameter out"
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):

@@ -121,7 +121,7 @@ def test_arenahard2_expected(tmp_path):
     expected = json.loads((folder / "synthetic_expected__llama3.1-8b-instruct.json").read_text())
     assert out["score"] == pytest.approx(expected["plain_weighted_mean_percent"], abs=1e-5)
     assert out["score_paper"] == pytest.approx(expected["rlmt_variant_win_rate_percent"], abs=1e-5)
-    low, high = out["score_style_controlled_interval"]
+    low, high = out["score_style_controlled_interval_90"]
     assert low < out["score_style_controlled"] < high
     assert (out["n"], out["n_invalid"]) == (500, 500 - expected["rows_with_both_verdicts"])
     styles = []
@@ -294,6 +294,8 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
     assert summary["replied"] == {}  # that server does not say
+    one = read_log(tmp_path / "official" / "rows.jsonl")[:1]  # as of --limit 1
+    assert math.isfinite(alpacaeval2.score(one, tmp_path, "rows")["lc_win_rate"])
     server.behave = lambda text, n: "I cannot say."  # no headline
     here(*command, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())

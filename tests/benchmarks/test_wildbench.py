@@ -19,6 +19,7 @@ from benchmarks import scoring, thinking_use, wildbench
 from benchmarks import shared as shared_code
 from benchmarks.judge_template import fill_messages
 from data.toy import world as toy_world
+from page import read_rows
 from rlmt.chat import encode_prompt
 from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
@@ -253,6 +254,7 @@ def test_without_a_judge_a_reward_model_scores(evaluate, tmp_path):
     rows = [row for row in read_log(tmp_path / "run" / "generations.jsonl") if row["status"] == "ok"]
     model = RewardModel("data/toy/reward_model", "response", "zero_think")
     expected = model.score([row["messages"] for row in rows], [row["text"] for row in rows])
+    assert read_rows(tmp_path / "run")["reward"].dropna().tolist() == pytest.approx(expected, abs=1e-4)
     lines = pd.read_csv(tmp_path / "runs.csv").set_index("metric")
     assert lines.loc["mean_reward", "value"] == pytest.approx(np.mean(expected), abs=1e-4)
     assert lines.loc["mean_reward", "n"] == len(rows) > 0

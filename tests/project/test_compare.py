@@ -32,19 +32,14 @@ def evaluate(runs: Path, name: str, proxy: str, seed: int) -> None:
     run_here([sys.executable, *command.split()])
 
 
-def write_ifeval(runs: Path, name: str, *met: bool) -> None:
-    """Writes what eval_benchmarks.py leaves of IFEval for tables."""
-    run = runs / f"ifeval-{name}"
+def write_line(runs: Path, name: str, benchmark: str, metric: str, judge: str | None, values: list) -> None:
+    """Writes what an evaluation leaves of one metric for tables, from the values of its tasks."""
+    run = runs / f"{benchmark}-{metric}-{judge}-{name}"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"args": {"top_p": 0.95, "max_tokens": 256}}))
-    line = {
-        "model": f"{runs / name}/model",
-        "benchmark": "ifeval",
-        "metric": "prompt_strict",
-        "temperature": 0.7,
-    }
-    line |= {"value": np.mean(met), "n": len(met), "n_invalid": 0, "fingerprint": "of IFEval"}
-    add_to_index(run, [line | {"task_means": dict(enumerate(map(float, met)))}])
+    line = {"model": f"{runs / name}/model", "benchmark": benchmark, "metric": metric, "temperature": 0.7}
+    line |= {"value": np.mean(values), "n": len(values), "n_invalid": 0, "judge": judge, "fingerprint": judge}
+    add_to_index(run, [line | {"task_means": dict(enumerate(map(float, values)))}])
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +56,9 @@ def runs(reward_models, tmp_path_factory) -> Path:
         patch.setenv("GOLD", REWARD_MODEL)
         for seed, name in enumerate(("sft-plain", "grpo-plain-s0", "grpo-plain-s1")):
             evaluate(runs, name, reward_models["chatml"], seed)
-    write_ifeval(runs, "sft-plain", True, False, False, False)
-    write_ifeval(runs, "grpo-plain-s0", True, True, False, False)
-    write_ifeval(runs, "grpo-plain-s1", True, False, True, False)
+    write_line(runs, "sft-plain", "ifeval", "prompt_strict", None, [1, 0, 0, 0])
+    write_line(runs, "grpo-plain-s0", "ifeval", "prompt_strict", None, [1, 1, 0, 0])
+    write_line(runs, "grpo-plain-s1", "ifeval", "prompt_strict", None, [1, 0, 1, 0])
     compare.main(compare.Args((runs.parent,)))
     return runs
 
@@ -115,6 +110,21 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
     for file in ("differences.md", "table.tex"):
         assert "nan" not in (runs.parent / file).read_text()
+
+
+def test_other_benchmarks_and_judges_have_columns_of_their_own(runs, tmp_path):
+    for name in ("sft-plain", "grpo-plain-s0", "grpo-plain-s1"):
+        for folder in (name, f"eval-{name}"):
+            shutil.copytree(runs / folder, tmp_path / folder, symlinks=True)
+        for metric, judge in (("wb_score", "one"), ("wb_score", "other"), ("response_tokens", None)):
+            write_line(tmp_path, name, "wildbench", metric, judge, [1.0, 2.0])
+    shutil.copy(runs / "runs.csv", tmp_path / "old.csv")
+    with open(tmp_path / "runs.csv", "a") as file:
+        file.writelines((tmp_path / "old.csv").read_text().splitlines(keepends=True)[1:])
+    compare.main(compare.Args((tmp_path,)))
+    cells = pd.read_csv(tmp_path / "table.csv").set_index(["row", "benchmark"]).index
+    assert ("sft-plain", "wildbench wb_score, by other") in cells
+    assert ("grpo-plain − sft-plain", "tasks gold, at equal length") in cells
 
 
 def test_the_last_steps_of_training_are_in_the_table(table):
