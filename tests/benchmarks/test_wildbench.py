@@ -20,8 +20,8 @@ from benchmarks import shared as shared_code
 from benchmarks.judge_template import fill_messages
 from data.toy import world as toy_world
 from page import read_rows
-from rlmt.chat import encode_prompt
 from rewards.preference import RewardModel
+from rlmt.chat import encode_prompt
 from rlmt.data import read_log, write_jsonl
 from utils import join_thinking
 
@@ -309,8 +309,12 @@ def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_fo
 # --- a program as the judge
 
 
-def test_thinking_use_is_what_a_naive_loop_finds():
-    """The nats per token of a response after its own thinking, less those after another one, averaged by task."""
+@pytest.mark.parametrize("opening", ["", "<think>"])
+def test_thinking_use_is_what_a_naive_loop_finds(opening, tmp_path):
+    """The nats per token of a response after its own thinking, less those after another one, averaged by task.
+
+    A template may open the thinking itself.
+    """
     rng = random.Random(0)
     rows = []
     for task_id in ("a", "a", "b", "c"):
@@ -322,12 +326,17 @@ def test_thinking_use_is_what_a_naive_loop_finds():
         rows.append(row | {"status": "ok"})
     rows[3]["status"] = "no_close"
     args = eval_wildbench.Args(model="data/toy/base", think_format="zero_think", dtype="float32")
+    template = shared_code.load_model_tokenizer(args).chat_template
+    (tmp_path / "template").write_text(template + "{% if add_generation_prompt %}" + opening + "{% endif %}")
+    args.chat_template = str(tmp_path / "template")
     tokenizer = shared_code.load_model_tokenizer(args)
+    assert tokenizer.opening == opening
     model = AutoModelForCausalLM.from_pretrained("data/toy/base")
 
     def nats(row: dict, other: dict) -> float:
-        start, _, response = row["text"].partition("<response>")
-        start = tokenizer(other["text"].partition("<response>")[0] + "<response>")["input_ids"]
+        response = row["text"].partition("<response>")[2]
+        thinking = other["text"].partition("<response>")[0].removeprefix(opening)
+        start = tokenizer(thinking + "<response>")["input_ids"]
         ids = tokenizer(response)["input_ids"]
         whole = torch.tensor([encode_prompt(tokenizer, row["messages"]) + start + ids])
         logprobs = model(whole).logits[0, :-1].log_softmax(-1)
