@@ -273,8 +273,9 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
     for name in os.environ:
         if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
             del environment[name]
-    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork cannot use CUDA after its parent did
+    if DEVICE == "cuda":  # on a CPU a process of its own for the worker starts later, and samples more slowly
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork cannot use CUDA after its parent did
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

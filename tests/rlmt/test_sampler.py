@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -22,7 +23,9 @@ from rlmt import chat, checkpoint, model as policy, sampler as rollout, vllm as 
 from data.toy import world
 from rlmt.sampler import Completion, Sampler, Sampling, ThinkingBudget, Transformers
 from rlmt.run import RunArgs
+from rlmt.saved import generate
 
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
 
@@ -82,18 +85,20 @@ def engines(saved, untied, tokenizer) -> dict[str, Sampler]:
 
 
 @pytest.fixture(scope="module")
-def server(tokenizer, tmp_path_factory) -> Sampler:
-    """Starts a server by the command of experiments/evaluate.sh; at the end nothing is left of it."""
+def command(tmp_path_factory) -> subprocess.Popen:
+    """Starts a server by the command of experiments/evaluate.sh, which prints its URL."""
     log = tmp_path_factory.mktemp("server") / "vllm.log"
     words = f"-m rlmt.vllm --model {BASE} --rollout vllm --log {log} --top-p 0.95".split()
-    command = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = subprocess.Popen([sys.executable, *words], **PIPES, text=True, cwd=ROOT)
+    yield command
+    command.kill()
+
+
+@pytest.fixture(scope="module")
+def server(command, tokenizer) -> Sampler:
     url = command.stdout.readline().strip()
-    assert url, log.read_text()[-3000:]
-    processes = psutil.Process(command.pid).children(recursive=True)
-    assert len(processes) > 1
-    yield Sampler(vllm_engine.Server(BASE, url), tokenizer, Sampling(1.0, 12))
-    command.kill()  # kill -9: the server's keeper ends it
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert url, command.stderr.read()
+    return Sampler(vllm_engine.Server(BASE, url), tokenizer, Sampling(1.0, 12))
 
 
 @pytest.fixture(scope="module")
@@ -254,42 +259,46 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
     assert sorted(nucleus) == sorted(argmax(model, prompt, 4) for prompt in prompts)
 
 
-# --- a server that is killed
+# --- a server, or its owner, that is killed
 
 
-RUN_THAT_IS_KILLED = """
-import sys
+def test_a_killed_server_ends_its_owner_in_one_line(command, server, base, tokenizer, prompts, tmp_path):
+    greedy = Sampling(0.0, 20)
+    url = server.backend.base_url
+    samples = dict(generate(BASE, prompts, tokenizer, greedy, log=tmp_path / "log", url=url))
+    for place, prompt in enumerate(prompts):
+        expected, _ = cut(argmax(base, prompt, 20), lambda ids: ids[-1] in tokenizer.stop_ids)
+        assert samples[place].ids == expected
+
+    processes = psutil.Process(command.pid).children(recursive=True)
+    [killed] = [process for process in processes if "api_server" in " ".join(process.cmdline())]
+    assert len(processes) > 2
+    killed.kill()
+    assert command.wait(timeout=10) == 2
+    error = command.stderr.read()
+    assert error.count("error: ") == 1 and "exit code -9" in error and "Traceback" not in error, error
+    assert not psutil.wait_procs(processes, timeout=10)[1]
+
+
+OWNER = f"""
 from pathlib import Path
+from rlmt import chat
 from rlmt.sampler import Sampling
 from rlmt.saved import generate
-from rlmt import chat
 
-folder, log = sys.argv[1:]
-tokenizer = chat.load_tokenizer(folder)
-chat.prepare_tokenizer(tokenizer, "think")
-prompts = [chat.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])] * 20
-for _, sample in generate(folder, prompts, tokenizer, Sampling(0.0, 20), log=Path(log), rollout="vllm"):
-    print(sample.ids, flush=True)
-    input()
+tokenizer = chat.load_tokenizer("{BASE}")
+next(generate("{BASE}", [[1]], tokenizer, Sampling(0.0, 20), log=Path("/dev/null"), rollout="vllm"))
 """
 
 
-def test_a_killed_server_ends_the_run_in_one_line(base, tokenizer, tmp_path):
-    words = [sys.executable, "-c", RUN_THAT_IS_KILLED, BASE, str(tmp_path / "log")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    run = subprocess.Popen(words, **pipes, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
-    first = run.stdout.readline()
-    prompt = chat.encode_prompt(tokenizer, [{"role": "user", "content": "Hello"}])
-    ends = tokenizer.stop_ids
-    assert json.loads(first) == cut(argmax(base, prompt, 20), lambda ids: ids[-1] in ends)[0]
-
-    processes = psutil.Process(run.pid).children(recursive=True)
-    [server] = [process for process in processes if "api_server" in " ".join(process.cmdline())]
-    assert len(processes) > 3
-    server.kill()
-    assert run.wait(timeout=10) == 2
-    error = run.stderr.read().rpartition("\r")[2]
-    assert error.count("error: ") == 1 and "exit code -9" in error and "Traceback" not in error, error
+def test_a_killed_run_leaves_no_server():
+    run = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+    found = psutil.Process(run.pid).children
+    while len(found(recursive=True)) < 2:  # the server, which is still starting, and its keeper
+        assert run.poll() is None
+        time.sleep(0.1)
+    processes = found(recursive=True)
+    run.kill()
     assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
