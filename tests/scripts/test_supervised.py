@@ -16,21 +16,20 @@ from data.toy import world
 from rewards.preference import RewardModel
 from rlmt.data import read_log, write_jsonl
 
-BITS = "--lora-r 64 --load-in-4bit --optim adamw_8bit --dtype bfloat16"
-
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory) -> dict[str, list[str]]:
-    """Ten steps each, five an epoch; four rows of each epoch of SFT are left out."""
+    """Ten steps each, five an epoch; four rows of each epoch of SFT are left out. One epoch for `bits`: an
+    adapter on weights in 4 bits, moments in 8."""
     folder = tmp_path_factory.mktemp("data")
     write_jsonl(folder / "traces.jsonl", world.trace_rows(34, 0, 1.0))
     write_jsonl(folder / "pairs.jsonl", world.pair_rows(60, 0))
     sft = f"train_sft_warmstart.py --traces {folder}/traces.jsonl --batch-size 6 --micro-batch-tokens 500"
-    reward = (
-        f"train_reward.py --pairs {folder}/pairs.jsonl --batch-size 8 --micro-batch-tokens 800 --epochs 2"
-    )
-    common = f"--preset toy --model {BASE} --save-steps 1"
-    return {"sft": f"{sft} {common}".split(), "reward": f"{reward} {common}".split()}
+    reward = f"train_reward.py --pairs {folder}/pairs.jsonl --batch-size 8 --micro-batch-tokens 800"
+    bits = f"{reward} --lora-r 64 --load-in-4bit --optim adamw_8bit --dtype bfloat16"
+    scripts = {"sft": sft, "reward": f"{reward} --epochs 2", "bits": bits}
+    common = ["--preset", "toy", "--model", BASE, "--save-steps", "1"]
+    return {name: [*script.split(), *common] for name, script in scripts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +68,21 @@ def test_what_the_reward_model_writes(wholes):
     assert math.isfinite(model.score([[{"role": "user", "content": "Hi"}]], ["You get 1 dish."])[0])
 
 
-@pytest.mark.parametrize("name, bits", [("sft", ""), ("reward", ""), ("reward", BITS)])
-def test_a_killed_run_ends_with_the_same_bits(name, bits, scripts, wholes, tmp_path):
-    """Also of an adapter on weights in 4 bits, moments in 8; a head is trained whole, and lies with the
-    adapter."""
-    whole = wholes[name]
-    command = [sys.executable, *scripts[name], *bits.split(), "--out"]
-    if bits:
-        whole = tmp_path / "whole"
-        run_here([*command, str(whole)])
-        [head] = [name for name in weights_of(whole / "adapter") if name.endswith("score.weight")]
-        merged = weights_of(whole / "model")
-        assert torch.equal(weights_of(whole / "adapter")[head], merged["score.weight"])
-        assert merged.keys() == weights_of(wholes[name] / "model").keys()
+@pytest.mark.parametrize("name", ["sft", "reward", "bits"])
+def test_a_killed_run_ends_with_the_same_bits(name, scripts, wholes, tmp_path):
     broken = tmp_path / "broken"
-    killed_after(8, whole, broken)  # in the second epoch
-    run_here([*command, str(broken), "--resume"])
-    check_same_bits(whole, broken)
+    step = len(metrics_of(wholes[name])) * 4 // 5  # in the second epoch, if there are two
+    killed_after(step, wholes[name], broken)
+    run_here([sys.executable, *scripts[name], "--out", str(broken), "--resume"])
+    check_same_bits(wholes[name], broken)
+
+
+def test_a_head_is_trained_whole_and_lies_with_the_adapter(wholes):
+    adapter = weights_of(wholes["bits"] / "adapter")
+    [head] = [name for name in adapter if name.endswith("score.weight")]
+    merged = weights_of(wholes["bits"] / "model")
+    assert torch.equal(adapter[head], merged["score.weight"])
+    assert merged.keys() == weights_of(wholes["reward"] / "model").keys()
 
 
 @pytest.mark.parametrize("name, launcher", [("sft", DDP), ("reward", FSDP2)])
