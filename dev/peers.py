@@ -42,8 +42,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-from trl.generation import vllm_generation
+import trl  # each trainer is loaded when it is named first; GRPOTrainer's module loads vLLM
 
 from dev.bench import DPO_EPOCHS, SIZES, VLLM_MEMORY, Size, Work
 from rewards.preference import RewardModel
@@ -238,7 +237,9 @@ def grpo(args: Args) -> None:
     for step in range(1, args.steps + 2):
         for row in rows_of_step(prompts, step, size.prompts, args.seed):
             in_order.append({"prompt": row["messages"]})
-    config = GRPOConfig(
+    from trl.generation import vllm_generation
+
+    config = trl.GRPOConfig(
         **shared_options(args, size.prompts * size.group_size, size.peer_micro_batch),
         max_steps=args.steps + 1,
         shuffle_dataset=False,
@@ -258,7 +259,7 @@ def grpo(args: Args) -> None:
     vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype=compute_dtype(args.dtype))
     trainer = start(
         args,
-        GRPOTrainer,
+        trl.GRPOTrainer,
         config,
         in_order,
         reward_funcs=load_reward_model(args),
@@ -269,7 +270,7 @@ def grpo(args: Args) -> None:
     trainer.train()
 
 
-def sync_on_cpu(trainer: GRPOTrainer) -> None:
+def sync_on_cpu(trainer: "trl.GRPOTrainer") -> None:
     """Gives vLLM the policy's weights as our sampler does on a CPU, where TRL's own way raises an error."""
     llm = trainer.vllm_generation.llm
     weights = ((name, weight.clone()) for name, weight in whole_weights(trainer.model))
@@ -287,14 +288,14 @@ def tune(args: Args) -> None:
     Batches are padded; an epoch is one optimizer step.
     """
     if args.case == "sft":
-        trainer_class = SFTTrainer
-        config_class = SFTConfig
+        trainer_class = trl.SFTTrainer
+        config_class = trl.SFTConfig
         fields = {"completion": "response"}  # of TRL's rows, and of ours
         batch = 8  # TRL's default
         options = {"num_train_epochs": args.steps + 1, "learning_rate": 4e-6, "warmup_steps": 0.1}  # a share
     else:
-        trainer_class = DPOTrainer
-        config_class = DPOConfig
+        trainer_class = trl.DPOTrainer
+        config_class = trl.DPOConfig
         fields = {"chosen": "chosen", "rejected": "rejected"}
         batch = SIZES[args.size].peer_micro_batch
         options = {"num_train_epochs": DPO_EPOCHS, "learning_rate": 3e-7, "warmup_steps": 0.05}

@@ -23,7 +23,7 @@ import train_grpo
 import utils
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted(ROOT.glob("*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [README, *sorted(ROOT.glob("[a-z]*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]

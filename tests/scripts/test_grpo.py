@@ -23,7 +23,7 @@ from script_runs import (
 )
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+import trl  # GRPOTrainer is loaded when it is named first, with vLLM
 
 from rlmt.data import read_log, write_jsonl
 from rlmt.run import rows_of_step
@@ -79,7 +79,7 @@ def test_flat_groups():
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
     """A real GRPOTrainer, whose _compute_loss is asked about our tensors."""
-    config = GRPOConfig(
+    config = trl.GRPOConfig(
         output_dir=str(tmp_path_factory.mktemp("trl")),
         per_device_train_batch_size=4,
         num_generations=4,
@@ -91,7 +91,7 @@ def trainer(tmp_path_factory):
         steps_per_generation=1,
         gradient_checkpointing=False,
     )
-    trainer = GRPOTrainer(
+    trainer = trl.GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(BASE, dtype="float32"),
         args=config,
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
