@@ -188,18 +188,17 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
 
     described = shared.describe(generations, task_ids)
     if not args.judge:
-        rewards = described["task_means"]["proxy_reward"]
-        if not rewards:
+        task_rewards = described["task_means"]["proxy_reward"]
+        if not task_rewards:
             fail(f"none of {len(generations)} answers is in good format, so there is no reward")
         verdicts = [{"id": row["id"]} for row in generations]
-        interval = bootstrap(list(rewards.values()), args.seed)
         numbers = {
             "mean_reward": described["proxy_reward"],
-            "interval": interval,
-            "n": len(rewards),
+            "interval": bootstrap(list(task_rewards.values()), args.seed),
+            "n": len(task_rewards),
             "n_invalid": 0,
+            "task_means": {"mean_reward": task_rewards},
         }
-        numbers["task_means"] = {"mean_reward": rewards}
     elif args.mode == "program":
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
         numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
