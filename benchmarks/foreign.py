@@ -109,6 +109,8 @@ def verdict_of(text: str) -> str:
 
     Raises ValueError if a line opens thinking that is not closed: what is there then is a draft.
     """
+    if text.lstrip().startswith("{"):  # JSON that may quote a tag
+        return text
     for style in FOREIGN_STYLES.values():
         parts = split_foreign(text, style, finished=True)
         opening = rf"^\s*{re.escape(style.opens_thinking)}"

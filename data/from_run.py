@@ -22,7 +22,8 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
 
     `prompt` is its row in the file that the run read, None if the file has it no more. Each completion gets
     `value`, the number named `by`: `correct` is what a verifier of the run says, `gold` also the verdict of
-    an evaluation. None where there is no such number; a completion that got a floor has minus infinity.
+    an evaluation. None where there is no such number; a completion in bad format, or that got a floor, has minus
+    infinity.
     """
     config = Path(run) / "config.json"
     if not config.is_file():
@@ -45,8 +46,9 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
             numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}
             row["value"] = numbers.get(by)
-            if row["gets_floor"] and row["value"] is not None:
-                row["value"] = -math.inf  # as a reward it may exceed the threshold
+            is_unscored = row["status"] != "ok" and row["value"] is None  # no judge was asked about it
+            if row["gets_floor"] or is_unscored:
+                row["value"] = -math.inf  # a floor may exceed the threshold
             groups.setdefault(prompt_id, []).append(row)
     if by not in known:
         fail(f"--by {by}: no completion of {run} has it; there are {', '.join(sorted(known)) or 'none'}")

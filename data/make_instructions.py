@@ -19,11 +19,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import langdetect
 import tyro
 
 from benchmarks import scoring
 from data import constraints
+from data.prepare import is_english
 from rlmt.data import read_prompts, write_jsonl
 from utils import fail, refuse_repeated
 
@@ -98,7 +98,7 @@ def reason_to_drop(messages: list[dict], longest: int) -> str | None:
     for reason, pattern in UNFIT.items():
         if re.search(pattern, text, re.IGNORECASE):
             return reason
-    if langdetect.detect(text) != "en":
+    if not is_english(text):
         return "other_language"
     return None
 

@@ -29,7 +29,7 @@ from typing import Literal
 import langdetect
 import tyro
 
-from data import alpaca
+from data import alpaca, from_run
 from data.plans import plan_of
 from rewards import has_field
 from rlmt.data import (
@@ -238,9 +238,13 @@ def pair_row(row: dict, args: Args) -> dict:
     rejected = pair["rejected"].strip()
     drop_if(not chosen or not rejected, "empty_response")
     drop_if(chosen == rejected, "identical_pair")
-    if row.get("score_chosen") is not None and row.get("score_rejected") is not None:
-        drop_if(row["score_chosen"] == row["score_rejected"], "tied_scores")
-        drop_if(row["score_chosen"] < row["score_rejected"], "reversed_scores")
+    if has_field(row, "score_chosen") and has_field(row, "score_rejected"):
+        try:
+            margin = float(row["score_chosen"]) - float(row["score_rejected"])  # in a .csv they are texts
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"score_chosen, score_rejected: {error}") from error
+        drop_if(margin == 0, "tied_scores")
+        drop_if(margin < 0, "reversed_scores")
     names = ("messages", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
     return {name: pair[name] for name in names if name in pair}
 
@@ -354,8 +358,6 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
 
     if args.kind.startswith("from-run"):
-        from data import from_run  # the modules of rewards are slow to import
-
         source = from_run.read_groups(args.input, args.by)
     else:
         source = read_source(args.input, "--input", args.revision)

@@ -100,7 +100,8 @@ def read_tests(row: dict) -> list[str] | list[Example]:
 
 
 def _read_pairs(inputs: list, outputs: list, fn_name: str | None = None) -> list[str] | list[Example]:
-    """Reads inputs and outputs as APPS and its successors have them; each call becomes an assert."""
+    """Reads inputs and outputs, named as in APPS; each call becomes an assert, so what it returns must be as
+    it is: APPS has some in a list."""
     tests = []
     for given, expected in zip(inputs, outputs, strict=True):
         if not fn_name:

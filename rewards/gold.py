@@ -83,7 +83,8 @@ def _judge_endpoint(args, run: Path):
     budget."""
     from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
 
-    name, _, url = args.gold.removeprefix("judge:").partition("@")
+    name, at, rest = args.gold.removeprefix("judge:").partition("@http")  # a name may have an @ too
+    url = at.removeprefix("@") + rest
     state = PartialState()
     return Endpoint(
         name,

@@ -107,9 +107,9 @@ class Collapse:
         last = self.history[-COLLAPSE_STEPS:]
         if len(last) < COLLAPSE_STEPS:
             return ""
-        if all(step.get("collapse/agreement", 0) >= HIGHEST_AGREEMENT for step in last):
+        if all(line.get("collapse/agreement", 0) >= HIGHEST_AGREEMENT for line in last):
             return f"collapsed: agreement of {HIGHEST_AGREEMENT} or more in {COLLAPSE_STEPS} steps"
-        if all(step["entropy"] <= LOWEST_ENTROPY for step in last):
+        if all(line["entropy"] <= LOWEST_ENTROPY for line in last):
             return f"collapsed: entropy of {LOWEST_ENTROPY} nats or less in {COLLAPSE_STEPS} steps"
         return ""
 

@@ -71,7 +71,7 @@ ANSWER = re.compile(
     # (A) on a line of its own, or in "the answer is (A)", but not in "the answer is (A) or (B)"
     rf"^(?:{BEFORE_CHOICE}(?P<alone>{CHOICE})[ *_$)}}.]*$"
     rf"|[^\n]*(?i:answer|option|choice)(?=[*:]| is\b){BEFORE_CHOICE}(?P<choice>{CHOICE})"
-    r"(?![ *_),/$}]*(?:(?:or|and)\W+)?[A-J]\b)[ *_$}]*(?:[).,;:]|$)[^\n]*)"
+    r"(?![ *_),/$}]*(?:(?:or|and)\W+)?[A-J]\b)[ *_$}]*(?:[).,;:]|$| \(|(?:because|since|as)\b)[^\n]*)"
     rf"|(?P<formula>{FORMULA})|(?P<number>{NUMBER})",
     re.DOTALL | re.MULTILINE,
 )

@@ -247,7 +247,7 @@ class Endpoint:
             self.stop_reason = self.stop_reason or f"{self.base_url}: {answers[0].error}"
         if self.stop_reason:
             fail(
-                f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command with --resume goes on from here"
+                f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command, with --resume if it has that, goes on from here"
             )
         replies = dict(zip(unique, answers))
         return [replies[self._key(request)] for request in requests]

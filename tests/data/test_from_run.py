@@ -51,7 +51,10 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
     sample(folder, "changed", 1, 0)
     sample(folder, "gone", 1, 0)
     sample(folder, "cut off", 1)
-    sample(folder, "cut off", 1, 1, 1, status="truncated", gets_floor=True)  # right, but they got a floor
+    sample(
+        folder, "cut off", 1, None, status="truncated", gets_floor=True
+    )  # right or not judged, but they got a floor
+    sample(folder, "cut off", None, status="no_close")  # as in a round of DPO
 
     kept, report = run("from-run", folder)
     assert [row["id"] for row in kept] == ["hard", "edge", "cut off"]

@@ -95,15 +95,15 @@ def ultrafeedback_row(i: int, good: str = "a", bad: str = "b", **more) -> dict:
     """A row in the columns of the published file."""
     row = {"prompt": f"q{i}", "prompt_id": f"p{i}", "messages": chat(f"q{i}", good)}
     row |= {"chosen": chat(f"q{i}", good), "rejected": chat(f"q{i}", bad)}
-    return row | {"score_chosen": 8.0, "score_rejected": 6.5} | more
+    return row | {"score_chosen": "10.0", "score_rejected": "6.5"} | more  # as from a .csv
 
 
 def test_ultrafeedback_pairs(tmp_path):
     rows = [
         ultrafeedback_row(0),
         ultrafeedback_row(1, bad=" a"),
-        ultrafeedback_row(2, score_chosen=6.5),
-        ultrafeedback_row(3, score_chosen=4.0),
+        ultrafeedback_row(2, score_chosen="6.5"),
+        ultrafeedback_row(3, score_chosen="4.0"),
         ultrafeedback_row(4, good=""),
         ultrafeedback_row(0),
         ultrafeedback_row(0, bad="c"),

@@ -33,6 +33,7 @@ def test_mark(judge):
         "a": '{"reason": "x", "mark": 7}',
         "b": 'Well. {"mark": "8.5"} So.',
         "c": '<think>Perhaps {"mark": 2}? No: {x}</think>\n{"mark": 10}',
+        "d": '{"reason": "It writes </think> twice", "mark": 9}',
         "e": '{"mark": 11}',
         "f": '{"mark": true}',
         "g": "",
@@ -50,7 +51,7 @@ def test_mark(judge):
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name) for name in replies] + [row("  "), row("a", gets_floor=True)]
     # an empty response is worth less than any mark; what gets a floor is judged by nobody
-    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0] + [None] * 13 + [0.0, None]
+    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0, 0.9] + [None] * 13 + [0.0, None]
     assert "Q?" in client.server.requests[0][0]["messages"][0]["content"]
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000
@@ -111,7 +112,7 @@ def test_a_judge_as_gold(judge, tmp_path):
     """--gold judge:MODEL@URL: the mark / 10, None where the judge fails, 0 without a call for an empty
     response."""
     server = judge(lambda text: "none" if "tuna" in text else json.dumps({"mark": 8})).server
-    measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@{server.url}"), "cpu", tmp_path)
+    measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@2024@{server.url}"), "cpu", tmp_path)
     messages = [[{"role": "user", "content": "Q"}]] * 3
     marks = measure(messages, ["cod", "tuna", " "])
     assert marks == [0.8, None, 0.0]

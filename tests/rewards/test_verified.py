@@ -434,6 +434,8 @@ def test_an_answer_without_a_box_is_right_for_itself_alone():
     wanted = [1.0, 0.0] * len(UNBOXED)
     assert [one for one, value, want in zip(rows, values, wanted) if value != want] == []
     assert verified.final_answer("The answer is (A) or (B).") is None
+    assert verified.final_answer("The answer is **B** because 3 > 2") == r"\text{B}"
+    assert verified.final_answer("The answer is F = 12") == "12"
 
 
 def test_math_values():
