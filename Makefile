@@ -27,7 +27,7 @@ demo: setup
 # A file's tests run in one process, which makes their models and runs once.
 test: setup
 	$(PY) -m ruff check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

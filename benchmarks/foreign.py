@@ -4,6 +4,8 @@ To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluat
 read it from there. benchmarks/shared.py chooses between these styles and our own formats.
 """
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass
 
@@ -109,8 +111,9 @@ def verdict_of(text: str) -> str:
 
     Raises ValueError if a line opens thinking that is not closed: what is there then is a draft.
     """
-    if text.lstrip().startswith("{"):  # JSON that may quote a tag
-        return text
+    with contextlib.suppress(ValueError):
+        if isinstance(json.loads(text), dict):  # nothing else is there, and a tag in it is quoted
+            return text
     for style in FOREIGN_STYLES.values():
         parts = split_foreign(text, style, finished=True)
         opening = rf"^\s*{re.escape(style.opens_thinking)}"

@@ -42,13 +42,15 @@ class Memory(TorchDispatchMode):
         if isinstance(tensor, DTensor):  # says the size of the whole
             return
         storage = tensor.untyped_storage()
-        self.storages[storage._cdata] = weakref.ref(storage)
-        if tensor.numel() > 2**21:  # to add all up takes its time
+        found = (weakref.ref(storage), storage.nbytes())
+        is_view = self.storages.get(storage._cdata) == found
+        self.storages[storage._cdata] = found
+        if tensor.numel() > 2**21 and not is_view:  # to add all up takes its time
             self.peak = max(self.peak, self.held())
 
     def held(self) -> int:
-        storages = [reference() for reference in self.storages.values()]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
+        self.storages = {key: found for key, found in self.storages.items() if found[0]() is not None}
+        return sum(reference().nbytes() for reference, _ in self.storages.values())
 
 
 def sum_of_logprobs(policy: Policy, ids: torch.Tensor) -> torch.Tensor:

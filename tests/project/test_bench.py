@@ -6,7 +6,7 @@ import json
 import pytest
 
 from conftest import ROOT
-from dev import bench, peers
+from dev import bench
 from rlmt.data import read_log
 
 
@@ -24,6 +24,8 @@ def test_sft_against_trl(tmp_path, monkeypatch):
 
 
 def test_the_judge_s_client_is_timed(tmp_path, monkeypatch):
+    from dev import peers  # here, as each process of pytest would import TRL
+
     monkeypatch.setattr(peers, "CALLS", 8)
     monkeypatch.setattr(peers, "IN_FLIGHT", (8,))
     peers.our_judge(peers.Args(out=tmp_path))
