@@ -42,6 +42,7 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
             if file == "generations.jsonl" and prompt_id not in prompts:
                 prompt_id = prompt_id.rpartition("-")[0]  # --samples numbers the answers to a task
             row.setdefault("gets_floor", False)  # an evaluation has none
+            # every number that --by may name: a training run has them in its rewards, an evaluation in its verdicts
             numbers = row["rewards"] | {"reward": row["reward"], "gold": row["gold"]}
             numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}

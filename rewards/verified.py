@@ -68,7 +68,9 @@ UNIT = r"(?:[A-Za-z]{2,}|[mgl])(?:\^[23]|(?:\^[23])?/[A-Za-z]+(?:\^[23])?)"
 CHOICE = r"(?:[A-J]|(?i:yes|no|true|false))(?![\w'’])"
 BEFORE_CHOICE = r"(?:[ *_$(:]|is\b|\\[(\[]|\\(?:text|math)\w*\{)*(?i:(?:option|choice) [*(]{0,3})?"
 ANSWER = re.compile(
-    # (A) on a line of its own, or in "the answer is (A)", but not in "the answer is (A) or (B)"
+    # (A) on a line of its own, or in "the answer is (A)", but not in "the answer is (A) or (B)". Behind that A comes
+    # punctuation, the end of the line or a reason: the answers "F = 12" and "A good 5" are numbers. Where a choice is
+    # found, no number is looked for in the rest of its line.
     rf"^(?:{BEFORE_CHOICE}(?P<alone>{CHOICE})[ *_$)}}.]*$"
     rf"|[^\n]*(?i:answer|option|choice)(?=[*:]| is\b){BEFORE_CHOICE}(?P<choice>{CHOICE})"
     r"(?![ *_),/$}]*(?:(?:or|and)\W+)?[A-J]\b)[ *_$}]*(?:[).,;:]|$| \(|(?:because|since|as)\b)[^\n]*)"
