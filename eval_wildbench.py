@@ -33,12 +33,12 @@ gave no reply to more than that, the run ends without a score, and --resume asks
 | a pair with an empty answer, or one of over 1000 words (`reward`) | is worth 0, without a call | is judged |
 | an empty answer in the task groups | is left out | counts |
 
+Worth 0 is like a tie: the board skips such pairs, but divides by the number of all. `n_skipped` counts them,
+beside the score too: look at it before you compare, as a model whose thinking often does not end loses little
+by it. If their share is larger than --max-invalid, a warning says so.
+
 In two rare cases `paper` differs from that code: "8.5" is a mark of 8.5 (there 1), and a reply with two
 different choices cannot be read (there the first one counts).
-
-The board skips such pairs, but divides by the number of all, so each is worth as much as a tie. `n_skipped`
-counts them, beside the score too: look at it before you compare, as a model whose thinking often does not end
-loses little by it. If their share is larger than --max-invalid, a warning says so.
 
 The paper's judge is gpt-4o, with one reference (`gpt-4`), `--orders random` and `--top-p 0.95`. The official
 board has the judge gpt-4-turbo-2024-04-09 and three references. Our judge's instructions are our own wording.
@@ -67,7 +67,7 @@ from utils import fail, or_fail
 from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import CUT_MARK, bootstrap, for_summary, index_row, withhold
+from benchmarks.scoring import CUT_MARK, bootstrap, for_summary, index_row, mean, withhold
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Args(JudgeFlags, AnswerFlags):
     thinking_use: bool = False
     """Also measure how many nats per token the response loses when its thinking is swapped for another."""
     mode: Literal["reward", "score", "program"] = "program"
-    """What the judge does; see the top of this script."""
+    """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no --reward-model."""
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     references: tuple[str, ...] = ("gpt-4",)
@@ -130,7 +130,7 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
     """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by
     whom."""
     judging = [args.mode, args.judge, [task["id"] for task in tasks]]
-    # what a judge that is named alike may hold another time: a program, or the weights of a local model
+    # a name may stand for another program, or other weights, later
     judging.append(shared.digests_of(args.judge))
     if not args.judge:
         judging.append(reward_model.fingerprint(args))
@@ -138,7 +138,8 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
         judging.append([[task["messages"], task.get("checklist")] for task in tasks])
     else:
         judging += [args.protocol, *args.omit]
-        judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))  # those of every seed
+        # all that a judge reads but the answer; in both orders, as the drawn ones follow from --seed
+        judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))
     if args.mode == "reward":
         judging += [args.orders, args.references]
     return shared.short_hash(json.dumps(judging, sort_keys=True))
@@ -148,27 +149,27 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
 
 
 def judge_by_model(args: Args, verdicts: list[dict], run: Path) -> None:
-    """Fills in each missing `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
+    """Fills in `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
 
-    The judge is not asked about an answer that is missing, nor about a pair that the board skips.
+    The judge is not asked where `invalid` says already that there is no answer, nor about a pair that the
+    board skips.
     """
-    missing = []
+    to_ask = []
     for verdict in verdicts:
         if "invalid" not in verdict and (args.mode == "score" or not verdict["skipped"]):
-            missing.append(verdict)
-    requests = wildbench.judge_requests(args, missing, load_template(args))
+            to_ask.append(verdict)
+    requests = wildbench.judge_requests(args, to_ask, load_template(args))
 
     def parse(text: str) -> str:
         return wildbench.read_verdict(text, args.mode)
 
     replies = shared.ask_judge(args, requests, parse, run)
-    for verdict, reply in zip(missing, replies, strict=True):
+    for verdict, reply in zip(to_ask, replies, strict=True):
         verdict |= {wildbench.VERDICT_KEYS[args.mode]: reply.value, "invalid": reply.error}
 
 
 def with_samples(args: Args, tasks: list[dict], temperature: float) -> list[dict]:
-    """Returns each task as often as it is answered, its id as `task_id`; of several answers each has its own
-    id."""
+    """Returns each task as often as it is answered: `task_id` keeps its id, and `id` is the answer's own."""
     if args.samples == 1 or temperature == 0:
         return [task | {"task_id": task["id"]} for task in tasks]
     questions = []
@@ -193,7 +194,7 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
             fail(f"none of {len(generations)} answers is in good format, so there is no reward")
         verdicts = [{"id": row["id"]} for row in generations]
         numbers = {
-            "mean_reward": described["proxy_reward"],
+            "mean_reward": mean(task_rewards.values()),
             "interval": bootstrap(list(task_rewards.values()), args.seed),
             "n": len(task_rewards),
             "n_invalid": 0,

@@ -22,8 +22,8 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
 
     `prompt` is its row in the file that the run read, None if the file has it no more. Each completion gets
     `value`, the number named `by`: `correct` is what a verifier of the run says, `gold` also the verdict of
-    an evaluation. None where there is no such number; a completion in bad format, or that got a floor, has minus
-    infinity.
+    an evaluation. It is minus infinity if the completion got a floor, or if its status is not ok and it has no
+    such number; else None without one.
     """
     config = Path(run) / "config.json"
     if not config.is_file():
@@ -39,17 +39,18 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
     for file in ("completions.jsonl", "generations.jsonl"):
         for row in read_completions(Path(run), file):
             prompt_id = str(row["id"])
-            if file == "generations.jsonl" and prompt_id not in prompts:
-                prompt_id = prompt_id.rpartition("-")[0]  # --samples numbers the answers to a task
+            task_id = prompt_id.rpartition("-")[0]  # --samples numbers the answers to a task
+            if prompt_id not in prompts and task_id in prompts:
+                prompt_id = task_id
             row.setdefault("gets_floor", False)  # an evaluation has none
             # every number that --by may name: a training run has them in its rewards, an evaluation in its verdicts
             numbers = row["rewards"] | {"reward": row["reward"], "gold": row["gold"]}
             numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}
             row["value"] = numbers.get(by)
-            is_unscored = row["status"] != "ok" and row["value"] is None  # no judge was asked about it
+            is_unscored = row["status"] != "ok" and row["value"] is None
             if row["gets_floor"] or is_unscored:
-                row["value"] = -math.inf  # a floor may exceed the threshold
+                row["value"] = -math.inf  # it counts as failed, though a floor may exceed the threshold
             groups.setdefault(prompt_id, []).append(row)
     if by not in known:
         fail(f"--by {by}: no completion of {run} has it; there are {', '.join(sorted(known)) or 'none'}")

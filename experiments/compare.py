@@ -6,7 +6,8 @@
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
 every evaluation of that model, whatever the evaluation is named, and of the last steps of its training.
-Writes table.csv, table.md, table.tex, differences.md and training.md; of RL runs curves.csv and curves.png.
+Writes all numbers to table.csv, and as .md and .tex the tables table, differences and training; of RL runs
+curves.csv and curves.png.
 """
 
 import json
@@ -25,7 +26,8 @@ from notebooks.style import completions_per_step, draw, model_name, split_seed
 from page import read_lines
 from utils import fail, refuse_repeated
 
-# a difference is taken to the row in whose name the first is replaced by the second, if there is one
+# pattern in a row's name: what stands in its place in the name of the row that it is compared with, if there is
+# one (dots, after and computes are of experiments/study.sh)
 TWINS = {
     "think|dots|after|computes": "plain",
     "computes": "after",
@@ -63,7 +65,7 @@ class Args:
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders that hold run folders, or their subfolder runs/ does; or run folders themselves."""
     compare: tuple[tuple[str, str], ...] = ()
-    """Pairs of rows whose differences are wanted; empty: with thinking and without, and RL and its SFT."""
+    """Pairs of rows whose differences are wanted; empty: those of TWINS, such as RL and its SFT."""
     out: Path | None = None
     """Folder for the files; empty: the first of the folders."""
 
@@ -72,7 +74,7 @@ class Args:
 
 
 def run_folders(folders: tuple[Path, ...]) -> list[Path]:
-    """Lists the run folders that are meant by the command's words."""
+    """Lists the run folders that the command names."""
     runs = []
     for folder in folders:
         if not folder.exists():
@@ -90,7 +92,7 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
 
 
 def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
-    """Reads the lines of runs.csv that the command's words mean, with the `row`, `seed` and `column` of each.
+    """Reads the lines of runs.csv of what the command names, with the `row`, `seed` and `column` of each.
 
     Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
     thinking was cut at N tokens is a row of its own.
@@ -172,8 +174,8 @@ def twins_of(rows: list[str]) -> list[tuple[str, str]]:
 def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> tuple[float, float]:
     """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
 
-    That is where a straight line through the tasks' differences, gold over length, crosses a length of 0. NaN
-    for fewer than four tasks, or if all lengths are alike.
+    That is the intercept of a straight line (least squares) through the tasks' differences `gold` over their
+    differences `length`. NaN for fewer than four tasks, or if all lengths are alike.
     """
     if len(gold) < 4 or length.nunique() < 2:
         return np.nan, np.nan
@@ -257,22 +259,22 @@ def describe_reward_models(runs: list[Path]) -> str:
 
 
 def read_curves(runs: list[Path]) -> pd.DataFrame:
-    """Reads gold and proxy of every RL run, by the completions that were sampled before.
+    """Reads gold and proxy of every RL run, and how many completions it had sampled before.
 
-    They are those of the held-out prompts if the run has some, else of a step's own completions.
+    Gold and proxy are of the held-out prompts if the run has some, else of a step's own completions.
     """
     curves = [pd.DataFrame()]
     for run in runs:
         file = "held_out.jsonl"
-        n_before = 0
+        steps_before = 0
         if not (run / file).exists():
             file = "metrics.jsonl"
-            n_before = 1  # the line of a step is about what was sampled before it
+            steps_before = 1  # the line of a step is about what was sampled before it
         if not (run / file).exists():
             continue
         curve = pd.DataFrame(read_lines(run / file)).rename(columns=CURVES)
         if "gold" in curve:  # SFT has none
-            curve["completions"] = completions_per_step(run) * (curve["step"] - n_before)
+            curve["completions"] = completions_per_step(run) * (curve["step"] - steps_before)
             curve = curve.reindex(columns=["proxy", "gold", "completions"]).astype(float)  # some lack a proxy
             curves.append(curve.dropna(subset="completions").assign(run=run.name))
     return pd.concat(curves, ignore_index=True)
@@ -281,7 +283,7 @@ def read_curves(runs: list[Path]) -> pd.DataFrame:
 def plot(curves: pd.DataFrame, path: Path) -> None:
     """Plots gold and proxy over completions, a line per row: the mean over seeds in a band from least to most.
 
-    A colour is an algorithm, a solid line thinks. Where gold falls while the proxy rises, the reward is
+    A colour is an algorithm, a solid line thinks (notebooks/style.py). Where gold falls while the proxy rises, the reward is
     over-optimised.
     """
     size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
