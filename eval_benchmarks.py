@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.data import read_rows
+from rlmt.data import read_rows, write_jsonl
 from rlmt.endpoint import Reply
 from rlmt.run import parse_args, start_run
 import tyro
@@ -233,12 +233,9 @@ def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
         answers.append(question | row | {"response": shared.answer(row)})
     if args.reward_model:
         reward_model.add_rewards(args, answers)
-        with open(
-            run / "verdicts.jsonl", "w"
-        ) as file:  # of all answers; rows.jsonl has those that are scored
-            for row in answers:
-                verdict = {"id": row["id"], "temperature": args.temperature, "reward": row.get("reward")}
-                file.write(json.dumps(verdict) + "\n")
+        names = ("id", "temperature", "reward")
+        rewards = [{name: row.get(name) for name in names} for row in answers]
+        write_jsonl(run / "verdicts.jsonl", rewards)  # of all answers; rows.jsonl has those that are scored
     return answers
 
 

@@ -231,14 +231,14 @@ def start(args: Args, trainer_class, config, rows: list[dict], **reward_model):
 
 def grpo(args: Args) -> None:
     """Trains with trl.GRPOTrainer and the same vLLM, the reward model given to TRL as a model."""
+    from trl.generation import vllm_generation  # here, as it loads vLLM
+
     size = SIZES[args.size]
     prompts = read_rows(args.folder / "rows.jsonl", "messages")
     in_order = []
     for step in range(1, args.steps + 2):
         for row in rows_of_step(prompts, step, size.prompts, args.seed):
             in_order.append({"prompt": row["messages"]})
-    from trl.generation import vllm_generation
-
     config = trl.GRPOConfig(
         **shared_options(args, size.prompts * size.group_size, size.peer_micro_batch),
         max_steps=args.steps + 1,

@@ -44,9 +44,8 @@ def token_advantages(
     the same advantage: R_k, the row's rewards from event k to its end, minus the mean of R_k over those rows
     of the group that have an event k. Tokens after the last event get 0. A row with the values [0, 2, 0, 1, 0]
     and events at its second and fourth token has R_0 = 3 for the first two tokens and R_1 = 1 for the next
-    two. The sum over later steps is
-    DeepSeekMath's process supervision (2402.03300, section 4.1.3). The comparison of k-th with k-th is
-    MT-GRPO's (2505.11821).
+    two. The sum over later steps is DeepSeekMath's process supervision (2402.03300, section 4.1.3). The
+    comparison of k-th with k-th is MT-GRPO's (2505.11821).
 
     Args:
         values: (B, T) dense rewards, which count where `events` (B, T, bool) is true.

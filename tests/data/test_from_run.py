@@ -51,9 +51,8 @@ def test_prompts_are_kept_by_their_pass_rate(tmp_path):
     sample(folder, "changed", 1, 0)
     sample(folder, "gone", 1, 0)
     sample(folder, "cut off", 1)
-    sample(
-        folder, "cut off", 1, None, status="truncated", gets_floor=True
-    )  # right or not judged, but they got a floor
+    # right, or not judged, but they got a floor
+    sample(folder, "cut off", 1, None, status="truncated", gets_floor=True)
     sample(folder, "cut off", None, status="no_close")  # as in a round of DPO
 
     kept, report = run("from-run", folder)

@@ -25,7 +25,6 @@ from rlmt.sampler import Completion, Sampler, Sampling, ThinkingBudget, Transfor
 from rlmt.run import RunArgs
 from rlmt.saved import generate
 
-PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 TEXTS = [text for _, _, text, _ in world.orders_of("rl", 10, 0)]
 
 
@@ -89,7 +88,8 @@ def command(tmp_path_factory) -> subprocess.Popen:
     """Starts a server by the command of experiments/evaluate.sh, which prints its URL."""
     log = tmp_path_factory.mktemp("server") / "vllm.log"
     words = f"-m rlmt.vllm --model {BASE} --rollout vllm --log {log} --top-p 0.95".split()
-    command = subprocess.Popen([sys.executable, *words], **PIPES, text=True, cwd=ROOT)
+    pipe = subprocess.PIPE
+    command = subprocess.Popen([sys.executable, *words], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
     yield command
     command.kill()
 
