@@ -11,11 +11,11 @@ gets the prompt alone, and the thinking is what its endpoint sends as reasoning.
 
 Prompts are asked in the order of the file until there are --n good traces, never more at a time than are
 still missing. A reply that is not exactly one thinking block and one response is asked for again, up to three
-times, and so is one that was cut off. One that a filter drops (refusal, short thinking, ...) is not. The rows
-go to --out and all counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked. Before that,
-every raw reply goes to <out>.replies.jsonl. The teacher is asked about the first prompt alone, first. A key comes
-from OPENAI_API_KEY for the OpenAI API, and for another host from the variable that --key-env names; `vllm
-serve` needs none.
+times, and so is one that was cut off. One that a filter drops (refusal, no or short thinking, ...) is not.
+The rows go to --out and all counts to <out>.report.json, where n_in == n_out + sum(dropped) + not_asked.
+Before that, every raw reply goes to <out>.replies.jsonl. The teacher is asked about the first prompt alone,
+first. A key comes from OPENAI_API_KEY for the OpenAI API, and for another host from the variable that
+--key-env names; `vllm serve` needs none.
 """
 
 import functools

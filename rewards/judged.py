@@ -8,6 +8,7 @@ judged by nobody.
 A judge that thinks first needs room for it: `judge_max_tokens`, the limit of its reply.
 """
 
+import functools
 import itertools
 import json
 import re
@@ -69,9 +70,10 @@ def _ask(
     judge: Endpoint,
     rows: list[dict],
     requests: list[dict],
-    parse: Callable[[str], object],
+    parse: Callable[[str], object] | list[Callable[[str], object]],
 ) -> list:
-    """Returns what `parse` makes of the reply to each row's request; 0 for an empty response.
+    """Returns what `parse`, or the row's own, makes of the reply to each row's request; 0 for an empty
+    response.
 
     None where the judge failed, or another row gets a floor.
     """
@@ -82,7 +84,10 @@ def _ask(
             values[place] = 0.0
         elif not row.get("gets_floor"):
             asked.append(place)
-    replies = judge.ask([requests[place] for place in asked], parse)
+    parses = parse
+    if isinstance(parse, list):
+        parses = [parse[place] for place in asked]
+    replies = judge.ask([requests[place] for place in asked], parses)
     for place, reply in zip(asked, replies, strict=True):
         values[place] = reply.value
     return values
@@ -169,34 +174,28 @@ def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKE
     """Returns the weighted share of the criteria that are met, sum_j w_j c_j / sum_j w_j (RaR, 2507.17746).
 
     The judge says yes or no to all criteria in one call. Rows need `rubric`, a list of {criterion, weight}.
-    None for a reply that leaves a criterion out; 0 for an empty response.
+    0 for an empty response.
     """
 
+    def read_share(weights: list[float], text: str) -> float:
+        found = read_json(text)
+        numbers = [str(number) for number in range(1, len(weights) + 1)]
+        met = [read_choice(found, number, ("yes", "no")) == "yes" for number in numbers]
+        if str(len(weights) + 1) in found:
+            raise ValueError(f"more than {len(weights)} criteria")
+        return sum(itertools.compress(weights, met)) / sum(weights)
+
     requests = []
+    parses = []
     for row in rows:
         lines = []
-        for number, (criterion, weight) in enumerate(read_rubric(row), 1):
+        criteria = read_rubric(row)
+        for number, (criterion, weight) in enumerate(criteria, 1):
             lines.append(f"{number}. {criterion} (weight {weight:g})")
         requests.append(request("rubric", judge_max_tokens, row, "response", rubric="\n".join(lines)))
-
-    def read_met(text: str) -> list[bool]:
-        found = read_json(text)
-        met = []
-        while str(len(met) + 1) in found:
-            met.append(read_choice(found, str(len(met) + 1), ("yes", "no")) == "yes")
-        if not met:
-            raise ValueError("no criterion is answered")
-        return met
-
-    values = _ask(judge, rows, requests, read_met)
-    for place, met in enumerate(values):
-        if not met:  # no reply, or an empty response
-            continue
-        weights = [weight for _, weight in read_rubric(rows[place])]
-        values[place] = None
-        if len(met) == len(weights):
-            values[place] = sum(itertools.compress(weights, met)) / sum(weights)
-    return values
+        weights = [weight for _, weight in criteria]
+        parses.append(functools.partial(read_share, weights))
+    return _ask(judge, rows, requests, parses)
 
 
 def read_rubric(row: dict) -> list[tuple[str, float]]:
@@ -224,7 +223,7 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
     """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
     7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Raises
-    ConnectionError if calls got no reply, as in an outage.
+    ConnectionError if more than 1 % of the calls got no reply, as in an outage.
     """
 
     def read_criteria(text: str) -> list[dict]:
@@ -242,7 +241,7 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
     requests = [request("write", max_tokens, row, "reference") for row in rows]
     replies = judge.ask(requests, read_criteria, name="write")
     unanswered = [reply.error for reply in replies if has_no_reply(reply.error)]
-    if unanswered:
+    if len(unanswered) > max(1, len(replies) // 100):
         raise ConnectionError(
             f"{len(unanswered)} of {len(replies)} rubrics got no reply, so no file is written; the same command asks "
             f"again for these alone. The first: {unanswered[0]}"

@@ -200,20 +200,21 @@ class Endpoint:
     def ask(
         self,
         requests: list[dict],
-        parse: Callable[[str], Any] = str,
+        parse: Callable[[str], Any] | list[Callable[[str], Any]] = str,
         parse_retries: int = 3,
         name: str = "judge",
     ) -> list[Reply]:
         """Returns the replies in the order of the requests.
 
-        `parse(text)` raises ValueError for a text it cannot read; the request is then asked again, up to
+        `parse(text)`, one for all or one for each request, raises ValueError for a text it cannot read; the
+        request is then asked again, up to
         `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if a content
         filter or the limit of its tokens cut the reply off. Without `parse` the first reply counts, as that
         of a tested model does, and may be cut off. A request without a readable reply has the value None and
         an `error`. `name` is shown in the progress bar and in messages.
         """
 
-        async def answer(request: dict) -> Reply:
+        async def answer(request: dict, parse: Callable[[str], Any]) -> Reply:
             """Calls until a reply is readable, too many are not, or none comes."""
             async with slots:
                 self.waiting -= 1
@@ -233,11 +234,14 @@ class Endpoint:
 
         async def answer_all() -> list[Reply]:
             async with open_client(self.base_url, self.key) as self.client:
-                return await asyncio.gather(*map(answer, unique.values()))
+                return await asyncio.gather(*[answer(*question) for question in unique.values()])
 
         self.store.parent.mkdir(parents=True, exist_ok=True)
         self._read_store()
-        unique = {self._key(request): request for request in requests}
+        parses = parse if isinstance(parse, list) else [parse] * len(requests)
+        unique = {}
+        for request, own_parse in zip(requests, parses, strict=True):
+            unique[self._key(request)] = (request, own_parse)
         slots = asyncio.Semaphore(self.concurrency)
         self.waiting = len(unique)  # requests that no call was made for yet
         self.stop_reason = ""  # why no further call can succeed, or may be paid for
@@ -247,7 +251,8 @@ class Endpoint:
             self.stop_reason = self.stop_reason or f"{self.base_url}: {answers[0].error}"
         if self.stop_reason:
             fail(
-                f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command, with --resume if it has that, goes on from here"
+                f"{name}: {self.stop_reason}; spent ${self.cost:.4f}; the same command, with --resume if it "
+                "has that, goes on from here"
             )
         replies = dict(zip(unique, answers))
         return [replies[self._key(request)] for request in requests]

@@ -93,16 +93,17 @@ RUBRIC = [
 def test_rubric(judge):
     replies = {
         "a": '{"1": "yes", "2": "no", "3": "Yes"}',
-        "b": '{"1": "yes", "2": "no"}',
+        "b": '{"1": "yes", "2": "no", "3": "yes", "4": "yes"}',
         "c": '{"1": "yes", "2": "no", "4": "yes"}',
         "d": '{"1": "yes", "2": "perhaps", "3": "no"}',
         "e": "{}",
         "f": '{"1": "no", "2": "no", "3": "yes"}',
         "g": '["yes", "yes", "yes"]',
     }
-    client = judge(lambda text: replies[answer_in(text)])
-    rows = [row(name, rubric=RUBRIC) for name in [*replies, ""]]
-    assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.0])
+    corrected = iter(['{"1": "yes", "2": "no"}', '{"1": "yes", "2": "no", "3": "no"}'])
+    client = judge(lambda text: replies.get(answer_in(text)) or next(corrected))
+    rows = [row(name, rubric=RUBRIC) for name in [*replies, "incomplete", ""]]
+    assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.5, 0.0])
 
 
 # --- a judge as gold
