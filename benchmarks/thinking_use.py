@@ -4,6 +4,7 @@ A model whose response follows from the prompt alone loses nothing when the thin
 """
 
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from rlmt.model import Policy, collate_ids, load_weights, micro_batches
@@ -82,7 +83,7 @@ def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
 
     model, _ = load_weights(AutoModelForCausalLM, args.model, dtype=compute_dtype(args.dtype))
     policy = Policy(model, temperature=1.0).eval().to(DEVICE)
-    for members in micro_batches(completions, TOKENS_AT_ONCE):
+    for members in tqdm(micro_batches(completions, TOKENS_AT_ONCE), desc="thinking use"):
         prompts = [member.prompt_ids for member in members]
         batch = collate_ids(prompts, [member.ids for member in members], tokenizer.pad_token_id, DEVICE)
         (logprobs,) = policy(**batch, extra="none")
