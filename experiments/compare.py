@@ -56,7 +56,8 @@ ABOUT = (
 DIFFERENCES = (
     "A difference is taken task by task, where both rows have a value, and seed by seed; if the second row has one seed, it "
     "is compared with each. Wins: the share of tasks in which the first row's mean over samples and seeds is higher, ties "
-    "half. At equal length: where a straight line through the tasks' differences, of gold over response tokens, crosses 0."
+    "half. At equal length: what a straight line through the tasks' differences, of gold over response tokens, says of no "
+    "difference in tokens."
 )
 
 
@@ -228,9 +229,9 @@ def write_table(cells: list[dict], path: Path, *notes: str) -> str:
     """Writes a table as Markdown, with notes under it, and as LaTeX; returns the Markdown."""
     numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
     is_length = numbers["benchmark"].str.contains("tokens")
-    shares = tables.write_cells(numbers[~is_length], digits=3, alone=".3f")
+    others = tables.write_cells(numbers[~is_length], digits=3, alone=".3f")
     lengths = tables.write_cells(numbers[is_length], digits=1, alone=".1f")
-    table = shares.join(lengths, how="outer").loc[numbers["row"].unique()].fillna("").reset_index()
+    table = others.join(lengths, how="outer").loc[numbers["row"].unique()].fillna("").reset_index()
     text = "\n\n".join(filter(None, [tables.markdown_table(table), *notes]))
     path.write_text(text + "\n")
     latex = table.to_latex(index=False, escape=True).replace("±", r"$\pm$").replace("−", "$-$")
