@@ -309,9 +309,11 @@ def inputs_of(words: list[str]) -> set[str]:
             inputs.update(map(str, value))
         else:
             inputs.add(str(value))
-    # the jobs themselves make what is in data/toy, and data/smollm2
-    of_user = "checkpoints/|data/(?!toy/|smollm2)|.*[.]py:"
-    return {re.sub("[.]py:.*", ".py", path) for path in inputs if re.match(of_user, path)}
+    # a function, perhaps as NAME.OPTION=FILE.py:FUNCTION. The jobs themselves make what is in data/toy, and
+    # data/smollm2
+    of_user = r"(?:[\w.]+=)?(.*[.]py(?=:)|checkpoints/.*|data/(?!toy/|smollm2).*)"
+    found = [re.match(of_user, path) for path in inputs]
+    return {match[1] for match in found if match}
 
 
 def missing_inputs(commands: list[list[str]]) -> list[str]:

@@ -28,8 +28,8 @@ Writes results/<run>/: config.json, command.txt, env.txt, dropped.jsonl, complet
 `pair` says which were paired, `step` is the round), metrics.jsonl (a line a round), summary.json and model/
 (of the last round); and for each round round-<n>/ with samples and scores of each process, pairs.jsonl (token
 ids), metrics.jsonl (a line a step), checkpoints and model/. With --gold-prompts also held_out.jsonl,
-held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, and
-best_by_gold/ has best_by_gold_adapter/.
+held_out_completions.jsonl and best_by_gold/. With LoRA each model/ has its adapter/ beside it, for the model that
+the round began with, and best_by_gold/ has best_by_gold_adapter/.
 
 Axis: B pairs of a micro-batch.
 """
@@ -707,7 +707,10 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     timer.end("other")
     metrics |= timer.metrics
     if accelerator.is_main_process:
-        metrics["loss"] = fmean(row["loss"] for row in read_log(folder / "metrics.jsonl"))
+        steps = read_log(folder / "metrics.jsonl")
+        metrics["loss"] = fmean(row["loss"] for row in steps)
+        if "memory/update" in metrics:  # each step has a timer of its own, which forgets torch's peak
+            metrics["memory/update"] = max(row["memory/update"] for row in steps)
     write_summary(folder, metrics)
     if accelerator.is_main_process:
         for finished in numbered(folder):
@@ -726,7 +729,7 @@ def main(args: Args) -> None:
     data = load_data(args, tokenizer, accelerator)
     will_sample = bool(data.prompts or data.held_out)
     if will_sample:
-        n_prompts = args.prompts_per_round or len(data.prompts)
+        n_prompts = min(args.prompts_per_round or len(data.prompts), len(data.prompts))  # none with --pairs
         check_gold(args, n_prompts * args.samples_per_prompt, accelerator)
         accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), at_once=False))
     else:

@@ -26,8 +26,9 @@ this user alone likes: evaluate with a second one (eval_sentient.py --held-out-s
 
 Deviations from the paper and its released code in a default run; docs/deviations.md has all:
 1. A malformed reply ends the conversation at once.
-2. A conversation whose simulator failed, or that outgrew the context, has no reward and teaches nothing.
-3. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that
+2. A conversation whose simulator failed, or that outgrew the context, has no reward: its advantage is 0.
+3. With thinking, each reply of the released code is a row of its own, without the thinking of earlier turns.
+4. The prompts of the policy and of the simulator are our own wording. To use one of the two templates that
    the paper prints for the policy, write it into the field `system` of each profile, and pass
    --no-ask-thinking.
 
@@ -51,6 +52,7 @@ from rlmt.memory import check_memory, critic_gib, policies_gib
 from rlmt.model import (
     check_finite,
     clip_gradients,
+    is_sharded_launch,
     load_learner,
     load_policy_tokenizer,
     n_tokens_of,
@@ -325,17 +327,23 @@ def converse(
     args: Args,
 ) -> list[Conversation]:
     """Holds a conversation with each user. A round samples one reply in all that still go on."""
+    # under FSDP2 a forward gathers weights from all processes, so where transformers samples, each process must
+    # sample as much as the others
+    in_step = sampler.backend.batch_size and is_sharded_launch()
     conversations = []
     for user in users:
         dialogue = simulated_user.start(user, setting)
         conversation = Conversation(user["id"], user["messages"], user["prompt_ids"], [], dialogue=dialogue)
         conversations.append(conversation)
     live = conversations
-    while most_live := max(gather_object([len(live)])):
+    while True:
+        n_replies = len(live)
+        if in_step:
+            n_replies = max(gather_object([len(live)]))
+        if not n_replies:
+            break
         prompts = [conversation.context for conversation in live]
-        if sampler.backend.batch_size:  # of transformers
-            # under FSDP2 a forward gathers weights from all processes: each must sample as much as the others
-            prompts += [users[0]["prompt_ids"]] * (most_live - len(live))
+        prompts += [users[0]["prompt_ids"]] * (n_replies - len(live))
         for place, sample in sampler.sample(prompts):
             if place < len(live):
                 live[place].add_reply(sample, setting, args.think_format, tokenizer)
@@ -510,7 +518,7 @@ def main(args: Args) -> None:
             train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", model, tokenizer, accelerator)
-    evaluation = f"eval_sentient.py --profiles {args.profiles} --simulator {args.simulator} --model"
+    evaluation = "eval_sentient.py --profiles FILE --simulator MODEL --simulator-url URL --model"
     finish_run(run.folder, {"steps": train.last_step, "users": len(users)}, evaluation, sampler)
 
 

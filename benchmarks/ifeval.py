@@ -109,7 +109,9 @@ def ifbench_checkers() -> dict[str, type]:
 
 def make_checker(name: str, prompt: str, kwargs: dict) -> Callable[[str], bool]:
     """Returns a function of a text that is not blank. Raises any error if the kwargs do not fit."""
-    classes = ifeval_checkers() | ifbench_checkers()
+    classes = ifeval_checkers()
+    if name not in classes:
+        classes = ifbench_checkers()
     if name not in classes:
         raise ValueError(f"unknown instruction {name}")
     instruction = classes[name](name)

@@ -21,13 +21,12 @@ set -euo pipefail
 : "${GOLD_FLAGS=--gold Skywork/Skywork-Reward-V2-Llama-3.2-1B --gold-prompts data/wildchat_if_val.jsonl}"
 : "${REPORT_TO:=none}"                     # or wandb, trackio, tensorboard
 : "${DRY_RUN:=}"
-LAUNCH="accelerate launch --config_file accelerate/1gpu.yaml"
 export SEED RESULTS
 
 # train SCRIPT NAME FLAGS...: trains $RUN-NAME-s$SEED
 RUN=$CARD-$MODEL
 train() {
-  $LAUNCH "train_$1.py" "${@:3}" --report-to "$REPORT_TO" --seed "$SEED" --out "$RESULTS/$RUN-$2-s$SEED" --resume
+  python "train_$1.py" "${@:3}" --report-to "$REPORT_TO" --seed "$SEED" --out "$RESULTS/$RUN-$2-s$SEED" --resume
 }
 
 # evaluate MODEL NAME: all of $BENCHMARKS, if there are any
@@ -67,8 +66,8 @@ fi
 GRPO=(--preset "$CARD" --prompts "$PROMPTS" $GRPO_FLAGS $GOLD_FLAGS)
 # dry runs with the model from which all start: forms of the data, memory, hub data sets, NLTK's data, lengths. It needs no
 # chat template then
-LAUNCH=python train sft_warmstart dry-run $SFT --model "$base" --traces "$TRACES" --dry-run
-LAUNCH=python train grpo dry-run "${GRPO[@]}" --model "$base" --dry-run
+train sft_warmstart dry-run $SFT --model "$base" --traces "$TRACES" --dry-run
+train grpo dry-run "${GRPO[@]}" --model "$base" --dry-run
 MODEL_FLAGS="${MODEL_FLAGS:-} --dry-run" THINK_FORMAT=zero_think evaluate "$base" "$RUN-dry-run"
 if [ -n "$DRY_RUN" ]; then
   exit

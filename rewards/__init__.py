@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 from pathlib import Path
+from typing import get_type_hints
 
 from rlmt.run import load_function
 from utils import fail, or_fail
@@ -188,9 +189,11 @@ def _set_option(word: str, parts: dict[str, Part]) -> None:
     if name not in parts or option not in parts[name].options:
         known = [f"{part.name}.{option}" for part in parts.values() for option in part.options]
         fail(f"--reward-args {word}: write NAME.OPTION=VALUE with one of {', '.join(known) or 'no options'}")
+    function = parts[name].function
     options = parts[name].options
-    annotations = getattr(parts[name].function, "__annotations__", {})
-    kind = annotations.get(option, type(options[option]))
+    kind = type(options[option])
+    if function:  # none of a reward that is a model
+        kind = get_type_hints(function).get(option, kind)
     try:
         options[option] = TypeAdapter(kind).validate_strings(text)
     except ValidationError as error:

@@ -28,7 +28,7 @@ def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
     if args.gold.startswith("judge:"):
         _judge_endpoint(args, Path())
         accelerator.print(
-            f"--gold: its judge is asked about every training completion, {n_completions} calls per step or round"
+            f"--gold: its judge is asked about every completion; of a step or round of training {n_completions} calls"
         )
     elif ".py:" in args.gold:
         load_function(args.gold)

@@ -236,7 +236,7 @@ def check_values(args) -> None:
     if uses_bits and is_sharded_launch():
         fail(
             "--load-in-4bit and --optim adamw_8bit need whole weights on each GPU, and FSDP shards them; use "
-            "accelerate/1gpu.yaml, or leave them out"
+            "one GPU and no launcher, or leave them out"
         )
 
 
@@ -713,19 +713,21 @@ class Training:
 
         is_stopping = self._signal_came()  # asked of all processes, as all of them must save
         is_last = step == self.n_steps or bool(self.end_reason)
-        if is_stopping or is_last or step % self.run.args.save_steps == 0:
-            self._save(step)
+        is_due = is_last or step % self.run.args.save_steps == 0
+        if is_due or is_stopping:
+            # a stop has no time to measure, and an unbroken run does not measure here
+            self._save(step, is_due)
         if is_stopping:
             raise Stopped(step)
         if self.end_reason:
             self.run.accelerator.print(f"{self.end_reason}; the run ends here")
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, measures: bool) -> None:
         # measured before it is saved: a run that is killed between the two repeats this step, and measures
         # again
         faulthandler.cancel_dump_traceback_later()  # a judge of --gold, or 100 GB on a slow disk, may take long
         accelerator = self.run.accelerator
-        if self.measure and self.measure(step):
+        if measures and self.measure and self.measure(step):
             best = self.run.folder / "best_by_gold"
             save_model(best, self.learners["model"].model, self.tokenizer, accelerator)
         save_checkpoint(self.run.folder, step, self.learners, self.tokenizer, accelerator)

@@ -516,7 +516,8 @@ def check_any_reward(rewards_P_G: torch.Tensor) -> None:
     if rewards_P_G.isnan().all():
         raise RuntimeError(
             "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
-            "time, or the prompts lack the fields that the rewards read"
+            "time, the prompts lack the fields that the rewards read, or all conversations outgrew --max-tokens "
+            "less --max-turn-tokens"
         )
 
 
@@ -546,5 +547,5 @@ def warn_of_format(step: int, metrics: dict[str, float], completions: list) -> N
     if step in (1, 3) and metrics["think/format_ok"] == 0:
         PartialState().print(
             "WARNING: no completion has the think format, so nothing can be learned: start from a warm-started --model in its "
-            "--think-format, take zero_think, which asks for the format, or plain; or raise --max-completion-tokens"
+            "--think-format, take zero_think, which asks for the format, or plain; or give completions more tokens"
         )

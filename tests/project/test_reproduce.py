@@ -381,6 +381,8 @@ def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, t
         assert path in error
     args = reproduce.Args(table=("3",), row=("qwen2.5-7b-rlmt-ppo-as-released",), run=True, results=tmp_path)
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
+    asked = "python train_grpo.py --rewards process:1 --reward-args process.model=data/toy/sums.py:steps"
+    assert reproduce.inputs_of(asked.split()) == {"data/toy/sums.py", "data/wildchat_if.jsonl"}
     assert "do you mean --beta" in exits(reproduce.parse, ["python", "train_grpo.py", "--betta", "0"])
     assert "there is no train_gpro.py" in exits(reproduce.parse, ["python", "train_gpro.py"])
     unknown = ["python", "train_grpo.py", "--think-format", "tagged"]

@@ -54,6 +54,8 @@ def parts_of(*words: str, options: tuple = (), **more) -> list:
 
 
 OWN = """
+from __future__ import annotations
+
 def brief(rows, per_token=-1.0, limit: int | None = None):
     return [per_token * min(row["n_tokens"], limit or 99) for row in rows]
 

@@ -15,7 +15,7 @@ import pytest
 from launch import DDP, finished, started_ranks
 from rlmt import run as rlmt_run
 from rlmt.checkpoint import latest, step_of
-from rlmt.data import read_log
+from rlmt.data import read_log, write_jsonl
 from rlmt.model import start_accelerator
 from rlmt.run import (
     RLArgs,
@@ -204,6 +204,9 @@ def test_two_processes_lose_nothing_by_signals(words, tmp_path):
     """One of them is told to stop, twice, then one is killed; the resumed run has the bits of one undisturbed."""
     run = tmp_path / "run"
     path = run / "metrics.jsonl"
+    held_out = tmp_path / "held_out.jsonl"
+    write_jsonl(held_out, read_log(write_prompts(tmp_path / "more.jsonl", 13))[-1:])
+    words += ["--gold-prompts", str(held_out), "--save-steps", "4"]
 
     def signal_rank_1(step: int, number: int) -> list[int]:
         """Starts the run, sends a signal at a step; returns exit codes."""
@@ -227,6 +230,8 @@ def test_two_processes_lose_nothing_by_signals(words, tmp_path):
     for out in (run, whole):
         finished([*words, "--steps", n_steps, "--resume", "--out", str(out)])
     check_same_bits(whole, run)
+    # a stop saves, but does not measure
+    assert read_log(run / "held_out.jsonl") == read_log(whole / "held_out.jsonl")
 
 
 n_calls = 0
