@@ -368,13 +368,13 @@ def own_places(n: int, accelerator) -> range:
     return range(accelerator.process_index, n, accelerator.num_processes)
 
 
-def read_parts(folder: Path, name: str) -> dict[int, dict]:
+def rows_of_all_processes(folder: Path, name: str) -> dict[int, dict]:
     """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
-    parts = {}
+    rows = {}
     for path in sorted(folder.glob(f"{name}-*.jsonl")):
         for row in read_log(path):
-            parts[row["place"]] = row
-    return parts
+            rows[row["place"]] = row
+    return rows
 
 
 def sample(
@@ -411,7 +411,7 @@ def sample(
     accelerator.wait_for_everyone()
 
     completions = []
-    sampled = read_parts(folder, "samples")
+    sampled = rows_of_all_processes(folder, "samples")
     for place, prompt in enumerate(prompts):
         one = Sample(sampled[place]["ids"], None, sampled[place]["finished"])
         completions.append(read_completion(tokenizer, args.think_format, prompt, one))
@@ -448,7 +448,7 @@ def score(completions: list[Completion], folder: Path, run: Path, args: Args, ac
             print(f"WARNING: {n_cut} texts are too long for the reward model, which did not see their ends")
     accelerator.wait_for_everyone()
 
-    for place, row in read_parts(folder, "scores").items():
+    for place, row in rows_of_all_processes(folder, "scores").items():
         completions[place].rewards = row["rewards"]
         if row["rewards"]["preference"] is not None:
             completions[place].reward = row["rewards"]["preference"]
@@ -541,6 +541,7 @@ def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int,
 
     for process, logps in enumerate(gather_object([own_logps])):
         share = pairs[process :: accelerator.num_processes]  # as `deal_all` shares them, without the copies
+        # a process may have had a copy at the end of its share
         for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):
             pair.reference_chosen_logp = chosen_logp
             pair.reference_rejected_logp = rejected_logp

@@ -169,7 +169,7 @@ class Args(RolloutArgs):
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
 
-    # no flags: what the losses of train_grpo.py and train_ppo.py read besides
+    # no flags, as they have no annotation: what the losses of train_grpo.py and train_ppo.py read besides
     beta = kl_coef = 0.0  # no reference model
     epsilon = (EPSILON, EPSILON)
     importance_correction = "none"
