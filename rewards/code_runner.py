@@ -19,6 +19,7 @@ expected.
 import ast
 import contextlib
 import re
+import threading
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ MARKDOWN = MarkdownIt("zero").enable(["fence", "code", "list", "blockquote"])
 TRIPLE_QUOTED = re.compile(r"(\"{3}|'{3}).*?\1", re.DOTALL)
 FENCE_START = re.compile(r"^[ \t]*(?=```|~~~)", re.MULTILINE)
 NO_FENCE = "\ue000"  # marks a line that only looks like a fence
+# programs run in threads, and Python 3.11.2 mixes up how deep the threads' parsers are (SystemError)
+PARSER = threading.Lock()
 
 
 def code_blocks(response: str) -> list[str]:
@@ -186,9 +189,11 @@ def run(program: str, test: str | Example, timeout: float = 10.0) -> sandbox.Out
         has_passed = output.reports.split() == test.stdout.split()
     else:
         reports = Reports()
-        tree = reports.visit(ast.parse(test))
-        output = sandbox.run(program, ast.unparse(tree), timeout)
-        has_passed = reports.are_true(output.reports)
+        with PARSER:
+            reporting_test = ast.unparse(reports.visit(ast.parse(test)))
+        output = sandbox.run(program, reporting_test, timeout)
+        with PARSER:
+            has_passed = reports.are_true(output.reports)
     if output.status == "ok" and not has_passed:
         output = output._replace(status="error")
     return output
