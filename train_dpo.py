@@ -338,7 +338,7 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
         said = f"{args.pairs}: {len(pairs)} pairs; skipped: {count_reasons(dropped)}"
         accelerator.print(said)
         if not pairs:
-            fail(f"{said}; answers without thinking need --think-format plain")
+            fail(f"{said}; answers without thinking need --think-format plain, and a model of that format")
         trained_on = [{"messages": without_control(tokenizer, row["messages"])} for row in preferences]
     else:
         prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens, readers=readers)

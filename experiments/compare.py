@@ -308,7 +308,9 @@ def main(args: Args) -> None:
     rows = cells_of(lines)
     trained = read_training(runs)
     if not runs or not rows + trained:  # git has tables without their runs: do not write over them
-        fail(f"{', '.join(map(str, args.folders))}: no run folder, or nothing in it is finished")
+        fail(
+            f"{', '.join(map(str, args.folders))}: no run folder, or nothing evaluated, and no RL run finished"
+        )
     n_missing = lines["folder"][~lines["folder"].map(Path.exists)].nunique()
     if n_missing:
         print(f"{n_missing} evaluations have no folder here, and so no values by task", file=sys.stderr)
