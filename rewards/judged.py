@@ -70,10 +70,9 @@ def _ask(
     judge: Endpoint,
     rows: list[dict],
     requests: list[dict],
-    parse: Callable[[str], object] | list[Callable[[str], object]],
+    parses: list[Callable[[str], object]],
 ) -> list:
-    """Returns what `parse`, or the row's own, makes of the reply to each row's request; 0 for an empty
-    response.
+    """Returns what its own of `parses` makes of the reply to each row's request; 0 for an empty response.
 
     None where the judge failed, or another row gets a floor.
     """
@@ -84,10 +83,7 @@ def _ask(
             values[place] = 0.0
         elif not row.get("gets_floor"):
             asked.append(place)
-    parses = parse
-    if isinstance(parse, list):
-        parses = [parse[place] for place in asked]
-    replies = judge.ask([requests[place] for place in asked], parses)
+    replies = judge.ask([requests[place] for place in asked], [parses[place] for place in asked])
     for place, reply in zip(asked, replies, strict=True):
         values[place] = reply.value
     return values
@@ -153,7 +149,7 @@ def judge_mark(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_
         return read_mark(read_json(text)) / 10
 
     requests = [request("mark", judge_max_tokens, row, "reference", "response") for row in rows]
-    return _ask(judge, rows, requests, read_share)
+    return _ask(judge, rows, requests, [read_share] * len(rows))
 
 
 def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:
@@ -167,7 +163,7 @@ def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOK
         return float(verdict == "correct")
 
     requests = [request("factual", judge_max_tokens, row, "reference", "response") for row in rows]
-    return _ask(judge, rows, requests, read_verdict)
+    return _ask(judge, rows, requests, [read_verdict] * len(rows))
 
 
 def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKENS) -> Values:

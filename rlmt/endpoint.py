@@ -207,11 +207,10 @@ class Endpoint:
         """Returns the replies in the order of the requests.
 
         `parse(text)`, one for all or one for each request, raises ValueError for a text it cannot read; the
-        request is then asked again, up to
-        `parse_retries` times, with another seed and at REPEAT_TEMPERATURE at least. So it is if a content
-        filter or the limit of its tokens cut the reply off. Without `parse` the first reply counts, as that
-        of a tested model does, and may be cut off. A request without a readable reply has the value None and
-        an `error`. `name` is shown in the progress bar and in messages.
+        request is then asked again, up to `parse_retries` times, with another seed and at REPEAT_TEMPERATURE
+        at least. So it is if a content filter or the limit of its tokens cut the reply off. Without `parse`
+        the first reply counts, as that of a tested model does, and may be cut off. A request without a
+        readable reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
         """
 
         async def answer(request: dict, parse: Callable[[str], Any]) -> Reply:
