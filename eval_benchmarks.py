@@ -204,7 +204,7 @@ def make_fingerprint(args: Args, tasks: list[dict]) -> str:
         args.protocol,
         requests_if_all_answer(args, tasks, ""),
         tasks,
-        shared.digests_of(args.judge),
+        shared.digests_of_judge(args.judge),
         args.max_thinking_tokens,
         *args.omit,
     ]

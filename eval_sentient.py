@@ -281,7 +281,7 @@ def fingerprint(args: Args, simulator: str, profiles: list[dict]) -> str:
         user_prompts.SPEAKER,
         list(user_prompts.RULES.values()),
         profiles,
-        *shared.digests_of(simulator),
+        *shared.digests_of_judge(simulator),
         *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))

@@ -131,7 +131,7 @@ def fingerprint(args: Args, tasks: list[dict]) -> str:
     whom."""
     judging = [args.mode, args.judge, [task["id"] for task in tasks]]
     # a name may stand for another program, or other weights, later
-    judging.append(shared.digests_of(args.judge))
+    judging.append(shared.digests_of_judge(args.judge))
     if not args.judge:
         judging.append(reward_model.fingerprint(args))
     if args.mode == "program":

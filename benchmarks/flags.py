@@ -100,8 +100,8 @@ class JudgeFlags:
     """Random seed for sampling, for drawn orders and for intervals. Behind --model-url, 0 sends no seed with
     the first answer to a prompt."""
     out: str = ""
-    """Run folder; empty: results/<script>__<model>__s<seed>__<hash of the arguments>. Of stored rows, the
-    file for their numbers."""
+    """Run folder; empty: <script>__<model>__s<seed>__<hash of the arguments>, beside the run that made the
+    model, else in results/. Of stored rows, the file for their numbers."""
     resume: bool = False
     """Keep what a run folder already has: what was generated, and every reply of a judge or simulated
     user."""

@@ -11,6 +11,7 @@ import torch
 from utils import join_thinking, or_fail
 from benchmarks import shared
 from benchmarks.foreign import FOREIGN_STYLES
+from rlmt.run import digests_of
 from rewards.preference import RewardModel
 
 
@@ -22,7 +23,7 @@ def check(args) -> None:
 
 def fingerprint(args) -> str:
     """Hashes what two comparable rewards share: the reward model and what it reads."""
-    state = [args.reward_model, args.reward_on, shared.digests_of(f"local:{args.reward_model}")]
+    state = [args.reward_model, args.reward_on, digests_of(args.reward_model)]
     return shared.short_hash(json.dumps(state))
 
 

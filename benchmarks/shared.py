@@ -29,7 +29,7 @@ from rlmt.endpoint import (
     name_in,
     try_endpoint,
 )
-from rlmt.run import Start, check_run, digest_of_weights, load_function, write_summary
+from rlmt.run import Start, check_run, digests_of, load_function, write_summary
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.saved import generate
 from rlmt.vllm import serve
@@ -668,19 +668,12 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
 # --- 6. fingerprints
 
 
-def digests_of(judge: str) -> list[str]:
-    """Returns what tells one state of a judge or simulated user on this machine from another; [] behind an
-    endpoint.
-
-    That is the hash of a program, or of a model's weights. A hub name has none.
-    """
+def digests_of_judge(judge: str) -> list[str]:
+    """Hashes what judges or plays the user on this machine: a program's file, or a model's weights; [] behind
+    an endpoint, and for a hub name."""
     if is_behind_endpoint(judge):
         return []
-    program = Path(judge.rpartition(":")[0])
-    if program.is_file():
-        return [hashlib.sha256(program.read_bytes()).hexdigest()]
-    digest = digest_of_weights(judge.removeprefix("local:"))
-    return [digest] if digest else []
+    return digests_of(judge)
 
 
 def short_hash(text: str) -> str:

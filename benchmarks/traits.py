@@ -365,7 +365,7 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
         step_template(args, "compare"),
         traits,
         [(pair["messages"], pair["baseline"]) for pair in pairs],
-        shared.digests_of(args.judge),
+        shared.digests_of_judge(args.judge),
         *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))

@@ -24,6 +24,7 @@ import tyro
 from experiments import tables
 from notebooks.style import completions_per_step, draw, model_name, split_seed
 from page import read_lines
+from rlmt.run import digests_of
 from utils import fail, refuse_repeated
 
 # pattern in a row's name: what stands in its place in the name of the row that it is compared with, if there is
@@ -96,7 +97,8 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     """Reads the lines of runs.csv of what the command names, with the `row`, `seed` and `column` of each.
 
     Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
-    thinking was cut at N tokens is a row of its own.
+    thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no longer has is
+    left out, and named on stderr.
     """
     parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
     for folder in folders:
@@ -107,6 +109,10 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
         else:
             parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
     lines = pd.concat(parts, ignore_index=True).drop_duplicates(["folder", "run", *tables.MEASURE])
+    is_outdated = lines["folder"].map(has_other_model_now).astype(bool)
+    for folder in lines["folder"][is_outdated].unique():
+        print(f"{folder}: left out, as its model was trained anew since; evaluate it again", file=sys.stderr)
+    lines = lines[~is_outdated]
     names = [split_seed(model_name(model)) for model in lines["model"]]
     of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
@@ -131,6 +137,17 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
             column += ", by " + part["judge"]
         lines.loc[part.index, "column"] = column
     return lines
+
+
+def has_other_model_now(evaluation: Path) -> bool:
+    """Tells whether the folder of an evaluation's model holds other weights than those that it evaluated."""
+    path = evaluation / "config.json"
+    if not path.exists():
+        return False
+    config = json.loads(path.read_text())
+    before = config.get("inputs", {}).get("model")  # older evaluations have none
+    now = digests_of(config["args"].get("model"))
+    return bool(before and now) and before != now
 
 
 def read_training(runs: list[Path]) -> list[dict]:

@@ -26,6 +26,7 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -95,7 +96,8 @@ class RunArgs:
     seed: int = 0
     """Random seed for the order of the data, sampling and new weights."""
     out: str = ""
-    """Run folder; empty: results/<script>__<preset or model>__s<seed>__<hash of the arguments>."""
+    """Run folder; empty: <script>__<preset or model>__s<seed>__<hash of the arguments>, beside the run that
+    made the model, else in results/."""
     resume: bool = False
     """Continue from the run's last whole checkpoint; with more steps or rounds, train on."""
     overwrite: bool = False
@@ -302,20 +304,20 @@ class Start(NamedTuple):
 def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
     """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
 
-    The folder is `args.out`, else results/{script}__{preset or model}__s{seed}__{hash of the arguments}, so
-    the same command finds the same folder. An existing folder exits with 2, unless `args.overwrite` is set,
-    or `args.resume` with equal arguments (except CHANGEABLE), constants and weights of the model. A complete
-    run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
+    The folder is `args.out`, else {script}__{preset or model}__s{seed}__{hash of the arguments}, so the same
+    command finds the same folder: beside that of the run that made the model, else in results/. An existing folder exits with 2, unless `args.overwrite` is set,
+    or `args.resume` with equal arguments (except CHANGEABLE) that name the same contents, and equal
+    constants. A complete run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     arguments = _through_json(args)
-    run = Path(args.out or f"results/{_run_name(arguments, script, model)}")
+    run = Path(args.out or _default_folder(arguments, script, model))
     is_resume = args.resume and (run / "config.json").exists()
     config = {
         "script": script,
         "args": arguments,
         "constants": script_constants or {},
-        "weights": digest_of_weights(model),
+        "inputs": {name: digests for name, value in arguments.items() if (digests := digests_of(value))},
         "processes": state.num_processes,
     }
     if state.is_main_process:
@@ -400,30 +402,50 @@ def constants(namespace: dict) -> dict:
     return found
 
 
-def digest_of_weights(model: str) -> str:
-    """Hashes the weights in a model's folder; "" for a hub name.
+def digests_of(value) -> list[str]:
+    """Hashes what an argument names on this machine: each file, and the weights in each model's folder."""
+    if isinstance(value, list):
+        return [digest for word in value for digest in digests_of(word)]
+    if not isinstance(value, str):
+        return []
+    digests = []
+    # such as local:FOLDER, FILE.py:function:weight, DATA:split, NAME.OPTION=FILE
+    for path in map(Path, filter(None, re.split("[:=]", value))):
+        if path.is_file():
+            with open(path, "rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        else:
+            digests += digest_of_weights(path)
+    return digests
+
+
+def digest_of_weights(folder: Path) -> list[str]:
+    """Hashes the weights in a model's folder; [] if there are none.
 
     Reads the end of each file, where the last layer is: LoRA leaves embeddings alone.
     """
     parts = []
-    for path in sorted(Path(model).glob("*.safetensors")):
+    for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         with open(path, "rb") as file:
             file.seek(max(0, size - 2**20))
             end = file.read()
         parts.append(f"{path.name} {size} {hashlib.sha1(end).hexdigest()}")
     if not parts:
-        return ""
-    return hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]
+        return []
+    return [hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]]
 
 
-def _run_name(arguments: dict, script: str, model: str) -> str:
+def _default_folder(arguments: dict, script: str, model: str) -> Path:
+    parent = Path("results")
     folder = Path(model)
     if folder.name == "model":  # results/<run>/model: the run's name says more
         folder = folder.parent
+        if (folder / "command.txt").exists():
+            parent = folder.parent
     label = arguments.get("preset") or folder.name
     key = hashlib.sha1(json.dumps(_identity(arguments), sort_keys=True).encode()).hexdigest()[:6]
-    return f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
+    return parent / f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
 
 
 def _through_json(args) -> dict:
@@ -488,10 +510,12 @@ def _check_resume(run: Path, now: dict, args) -> None:
     changed = changed_since(before, args, now["constants"])
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
-    if before.get("weights", now["weights"]) != now["weights"]:  # older runs have none
-        fail(
-            f"--resume: the weights of its --model are others than at the start of {run}; --overwrite starts anew"
-        )
+    for name, digests in before.get("inputs", {}).items():  # older runs have none
+        if now["inputs"].get(name) != digests and name not in CHANGEABLE:
+            fail(
+                f"--resume: what --{name.replace('_', '-')} names is not what it was at the start of {run}; "
+                "--overwrite starts anew"
+            )
     if before["processes"] != now["processes"]:
         fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
 

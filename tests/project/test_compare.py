@@ -16,6 +16,7 @@ from experiments import compare, tables
 from notebooks import style
 from rewards.preference import RewardModel
 from rlmt.data import read_log
+from rlmt.run import digests_of
 
 TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 
@@ -182,6 +183,23 @@ def test_evaluations_are_sorted_into_rows_and_columns(tmp_path):
     index.to_csv(tmp_path / "runs.csv", index=False)
     found = compare.read_evaluations((tmp_path,))
     assert found[["row", "column"]].values.tolist() == [["m", "gold"], ["m, 64 of thinking", "x score"]]
+
+
+def test_an_evaluation_of_weights_that_were_replaced_is_left_out(tmp_path, monkeypatch, capsys):
+    """A run that is made anew with --overwrite has new weights under the old name."""
+    monkeypatch.chdir(tmp_path)
+    weights = Path("results/x/model/model.safetensors")
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"old")
+    write_line(Path("results"), "x", "sums", "score", None, [1, 0])
+    folder = Path("results/sums-score-None-x")
+    config = {"args": {"model": "results/x/model"}, "inputs": {"model": digests_of("results/x/model")}}
+    config["args"] |= {"top_p": 1, "max_tokens": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert len(compare.read_evaluations((Path("results"),))) == 1
+    weights.write_bytes(b"new")
+    assert compare.read_evaluations((Path("results"),)).empty
+    assert f"{folder}: left out, as its model was trained anew" in capsys.readouterr().err
 
 
 def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):

@@ -99,6 +99,7 @@ def test_a_folder_says_what_was_run_and_the_same_arguments_find_it(in_folder):
     assert "\ntorch==" in (run / "env.txt").read_text()
     assert len({run, start(Args(seed=1)), start(Args(preset="a/b")), start(Args(), "sft")}) == 4
     assert start(Args(overwrite=True)) == start(Args(steps=11, resume=True)) == run
+    assert start(Args(model=f"{start(Args(out='ablation/a'))}/model")).parent.name == "ablation"
 
 
 def test_nothing_is_overwritten_unasked(in_folder, exits):
@@ -138,6 +139,28 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits):
     (run / "config.json").write_text(json.dumps(config))
     assert "seed (0 -> 1)" in exits(start, dataclasses.replace(moved, seed=1), constants={"LIMIT": 1})
     assert start(moved, constants={"LIMIT": 1}) == run
+
+
+def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
+    Path("model").mkdir()
+    for file in ("model/model.safetensors", "prompts.jsonl", "own.py", "rm.jinja"):
+        Path(file).write_text("old")
+    words = {"rewards": ("own.py:f:1", "math:2"), "reward_args": ("preference.chat_template=rm.jinja",)}
+    first = Args(out="run", model="model", gold_prompts="prompts.jsonl", **words)
+    run = start(first)
+    resumed = dataclasses.replace(first, resume=True)
+    Path("model/README.md").touch()
+    assert start(resumed) == run
+    for file, flag in (
+        ("model/model.safetensors", "--model"),
+        ("prompts.jsonl", "--gold-prompts"),
+        ("own.py", "--rewards"),
+        ("rm.jinja", "--reward-args"),
+    ):
+        Path(file).write_text("new")
+        assert f"what {flag} names is not what it was" in exits(start, resumed)
+        Path(file).write_text("old")
+    assert start(resumed) == run
 
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
