@@ -199,8 +199,6 @@ def talk(
     """
     setting = args.setting
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
-    if [dialogue["profile"] for dialogue in dialogues] != profiles:
-        fail(f"--resume: {path} is of other users than --profiles has now; --overwrite starts anew")
     for dialogue in dialogues:
         if dialogue["ended"] == "simulator_failed" or has_no_reply(dialogue.get("error", "")):
             dialogue["ended"] = ""

@@ -9,24 +9,20 @@ import gzip
 import itertools
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import shared
-from safetensors.torch import load_file, save_file
 
 import eval_benchmarks
 import page
 from benchmarks import accuracy, verified
 from benchmarks.scoring import read_file
-from benchmarks.shared import check_start
 from benchmarks.table import BENCHMARKS
 from rlmt import endpoint
 from rlmt.data import read_log, read_rows, to_jsonl
-from rlmt.run import start_run
 
 
 def table(name: str) -> list[dict]:
@@ -506,25 +502,6 @@ def test_generate_and_score(here, tmp_path):
     assert (summary["n"], summary["n_missing"], summary["accuracy"]) == (6, 2, again["accuracy"])
 
     assert "exists; --resume" in here(*command).stderr
-
-
-def test_answers_before_and_after_a_training_do_not_mix(exits, tmp_path):
-    model = shutil.copytree("data/toy/base", tmp_path / "model")
-    args = eval_benchmarks.Args(model=str(model), out=str(tmp_path / "run"))
-
-    def start():
-        return check_start(args, "eval", [], lambda args, tasks, answer: [])
-
-    start_run(start())
-    shutil.copytree(model, tmp_path / "copy")
-    shutil.rmtree(model)
-    (tmp_path / "copy").rename(model)
-    args.resume = True
-    assert start().is_resume  # with the same weights, in other files
-    path = model / "model.safetensors"
-    weights = load_file(path)
-    save_file({name: weight * 1.01 for name, weight in weights.items()}, path)
-    assert "the weights of its --model are others" in exits(start)
 
 
 # --- a tested model behind an endpoint

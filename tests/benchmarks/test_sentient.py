@@ -195,4 +195,4 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path, exits):
 
     (run / "summary.json").unlink()
     write_jsonl(tmp_path / "users.jsonl", toy_users.profiles(6, 1, "test"))
-    assert "is of other users" in exits(eval_sentient.main, args)
+    assert "what --profiles names is not what it was" in exits(eval_sentient.main, args)
