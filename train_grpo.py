@@ -91,7 +91,7 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    warn_of_format,
+    warn_of_no_lesson,
 )
 import numpy as np
 import torch
@@ -517,7 +517,7 @@ def main(args: Args) -> None:
         max_length=args.max_prompt_tokens + args.max_completion_tokens,
         top_p=args.top_p,
     )
-    checks = [sampler.check, warn_of_format]
+    checks = [sampler.check, warn_of_no_lesson]
     collapse = None
     if can_collapse(args):
         from rewards.unsupervised import Collapse

@@ -94,7 +94,7 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    warn_of_format,
+    warn_of_no_lesson,
 )
 import torch
 from accelerate import Accelerator
@@ -480,7 +480,7 @@ def main(args: Args) -> None:
     scorer = Scorer(args, tokenizer, run.folder, accelerator)
     max_length = args.max_prompt_tokens + args.max_completion_tokens
     sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
-    checks = [sampler.check, warn_of_format]
+    checks = [sampler.check, warn_of_no_lesson]
     collapse = None
     if can_collapse(args):
         from rewards.unsupervised import Collapse

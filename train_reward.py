@@ -408,9 +408,8 @@ def main(args: Args) -> None:
         summary["held_out"] = measure_held_out(held_out, run.folder / "model", device, args.dtype)
         print("held-out accuracy:", summary["held_out"].get("accuracy"))
     preset = args.preset or "paper"  # both scripts have presets of the same names
-    finish_run(
-        run.folder, summary, f"train_grpo.py --preset {preset} --model MODEL --prompts PROMPTS --reward-model"
-    )
+    needed = f"--preset {preset} --reward-on {args.reward_on} --model MODEL --prompts PROMPTS"
+    finish_run(run.folder, summary, f"train_grpo.py {needed} --reward-model")
 
 
 # --- presets: one card, and small runs

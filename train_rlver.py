@@ -84,7 +84,7 @@ from rlmt.sampler import (
     reward_metrics,
     share_of,
     text_of,
-    warn_of_format,
+    warn_of_no_lesson,
 )
 import torch
 from accelerate.utils import gather_object
@@ -448,7 +448,7 @@ def main(args: Args) -> None:
     # --- the loop
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     pad_token_id = tokenizer.pad_token_id
-    checks = [sampler.check, warn_of_format]
+    checks = [sampler.check, warn_of_no_lesson]
     with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
         for step in train.steps():
             warm_up = min(1.0, step / max(1, args.warmup_steps))

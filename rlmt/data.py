@@ -176,7 +176,7 @@ def check_prompt(row: dict) -> None:
     # a template would write another role into the text, or drop the turn
     if not ROLES.issuperset(roles) or roles[-1:] != ["user"] or not messages[-1]["content"].strip():
         raise BadInput(
-            f"a prompt must end with a user's text and have no roles but {sorted(ROLES)}, not {roles}"
+            f"a prompt must end with a user's text, not empty, and have no roles but {sorted(ROLES)}, not {roles}"
         )
 
 

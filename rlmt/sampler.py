@@ -542,9 +542,16 @@ def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     }
 
 
-def warn_of_format(step: int, metrics: dict[str, float], completions: list) -> None:
-    """Warns at the first step, and once more, if no completion has the think format."""
-    if step in (1, 3) and metrics["think/format_ok"] == 0:
+def warn_of_no_lesson(step: int, metrics: dict[str, float], completions: list) -> None:
+    """Warns at the first step, and once more, if no completion has the think format, or all have one reward."""
+    if step not in (1, 3):
+        return
+    if metrics["reward_std"] == 0:
+        PartialState().print(
+            f"WARNING: all completions of this step have the reward {metrics['reward']:g}, so nothing can be learned of them; "
+            "completions.jsonl in the run's folder has what each reward gave"
+        )
+    if metrics["think/format_ok"] == 0:
         PartialState().print(
             "WARNING: no completion has the think format, so nothing can be learned: start from a warm-started --model in its "
             "--think-format, take zero_think, which asks for the format, or plain; or give completions more tokens"
