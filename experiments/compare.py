@@ -335,7 +335,7 @@ def main(args: Args) -> None:
     evaluated = list(lines["row"].unique())
     for row in sum(args.compare, ()):
         if row not in evaluated:
-            fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated)}")
+            fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated) or 'none'}")
     cells = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
     numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)

@@ -338,7 +338,8 @@ def load_tokenizer(path: str) -> Tokenizer:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         fail(
-            f"{path} is neither a model folder with a tokenizer nor a hub name that can be reached ({error})"
+            f"{path} is neither a model folder with a tokenizer, which a run writes at its end, nor a hub name that can be "
+            f"reached ({error})"
         )
     tokenizer.own_ends = []
     with contextlib.suppress(OSError):

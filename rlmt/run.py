@@ -139,8 +139,9 @@ class ScoreArgs(RolloutArgs):
     """Options of rewards as NAME.OPTION=VALUE: overlong.buffer=512. A function of your own has its own name:
     brief.limit=50. DPO takes preference.chat_template=FILE (Jinja) alone."""
     gold: str = ""
-    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response). Measures every training
-    completion and those of --gold-prompts; nothing is trained on it. A judge is called for each of them."""
+    """A reward model, judge:MODEL[@URL] or file.py:function(messages, response), which returns a number.
+    Measures every training completion and those of --gold-prompts; nothing is trained on it. A judge is called
+    for each of them."""
     gold_prompts: str = ""
     """Held-out prompt rows, measured by --gold at the start and at every checkpoint, or after every round of
     DPO (held_out.jsonl, best_by_gold/)."""
