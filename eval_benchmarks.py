@@ -314,7 +314,7 @@ def score_stored(args: Args) -> None:
     withhold_metrics(args, numbers)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
     if args.out:
-        shared.write_scores(args.out, result)
+        shared.write_scores(args, result)
     print(json.dumps(for_summary(result), indent=1))
     print_invalid(numbers)
 

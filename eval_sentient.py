@@ -139,7 +139,7 @@ def rescore(args: Args) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         scores |= sentient.judge(args, dialogues, folder)
 
-    shared.write_scores(args.out, scores)
+    shared.write_scores(args, scores)
     print(json.dumps(scores))
 
 

@@ -99,14 +99,17 @@ class Args(JudgeFlags, AnswerFlags):
 
 
 def load_tasks(args: Args) -> list[dict]:
-    """Reads the tasks; exits with 2 if two have the same id, or one lacks a reference that is needed."""
+    """Reads the tasks; exits with 2 if two have the same id, or a field of one cannot be used."""
     tasks = read_rows(args.tasks, "messages")[: args.limit or None]
     check_ids(args.tasks, tasks, "tasks")
-    if args.mode != "reward":
-        return tasks
     for task in tasks:
+        for field in ("checklist", "secondary_tags"):
+            if not isinstance(task.get(field) or [], list):
+                fail(f"{args.tasks}: {field!r} of task {task['id']} must be a list of texts")
+        references = task.get("references")
         for name in args.references:
-            if name not in (task.get("references") or {}):
+            is_there = isinstance(references, dict) and isinstance(references.get(name), str)
+            if args.mode == "reward" and not is_there:
                 fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; see --references")
     return tasks
 
@@ -190,12 +193,13 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
     described = shared.describe(generations, task_ids)
     if not args.judge:
         task_rewards = described["task_means"]["proxy_reward"]
-        if not task_rewards:
-            fail(f"none of {len(generations)} answers is in good format, so there is no reward")
+        interval = None
+        if task_rewards:
+            interval = bootstrap(list(task_rewards.values()), args.seed)
         verdicts = [{"id": row["id"]} for row in generations]
         numbers = {
             "mean_reward": mean(task_rewards.values()),
-            "interval": bootstrap(list(task_rewards.values()), args.seed),
+            "interval": interval,
             "n": len(task_rewards),
             "n_invalid": 0,
             "task_means": {"mean_reward": task_rewards},
@@ -264,7 +268,8 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     if args.reward_model and args.judge:
         scored = f"{fingerprint_hash}-{reward_model.fingerprint(args)}"
         line = index_row(args, benchmark, numbers, "proxy_reward", scored)
-        lines.append(line | about_answers | {"judge": args.reward_model})
+        n_scored = numbers["status"].get("ok", 0)
+        lines.append(line | about_answers | {"n": n_scored, "judge": args.reward_model})
     return [line | {"temperature": temperature} for line in lines]
 
 
@@ -282,10 +287,10 @@ def score_stored(args: Args) -> None:
             verdict["output_len"] = len(verdict["model_output"].strip())
             verdict["skipped"] = verdict["model_output"].endswith(CUT_MARK)
 
-    numbers = for_summary(score(args, verdicts))
+    numbers = score(args, verdicts)
     withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
-    numbers |= {"mode": args.mode, "protocol": args.protocol}
-    shared.write_scores(args.out, numbers)
+    numbers = for_summary(numbers) | {"mode": args.mode, "protocol": args.protocol}
+    shared.write_scores(args, numbers)
     print(json.dumps(numbers))
 
 

@@ -282,7 +282,7 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict], list[dict
     The reasons: malformed, a completion has a flaw (flaw_of); tie, both completions are equal; too_long,
     the prompt or a completion is; and those of to_pair.
     """
-    has_thinking = bool(THINK_FORMATS[args.think_format].thinking_tags)
+    think_format = THINK_FORMATS[args.think_format]
     preferences, dropped = read_pairs(args.pairs)
     pairs = []
     for row in preferences:
@@ -290,8 +290,11 @@ def load_pairs(args: Args, tokenizer) -> tuple[list[Pair], list[dict], list[dict
         for side in ("chosen", "rejected"):
             text = row[side]
             thinking = row.get(f"{side}_thinking")
-            if has_thinking and thinking:
-                text = join_thinking(thinking, text, args.think_format)
+            lacks_tags = bool(thinking)
+            if not think_format.thinking_tags:
+                lacks_tags = think_format.opens_response not in text
+            if lacks_tags:
+                text = join_thinking(thinking or "", text, args.think_format)
             texts.append(text)
         if any(flaw_of(tokenizer, text, args.think_format) for text in texts):
             dropped.append({"id": row["id"], "reason": "malformed"})
@@ -738,6 +741,8 @@ def main(args: Args) -> None:
     start = check_run(args, "dpo", args.model, constants(globals()))
     if will_sample:
         try_judge(args, (data.prompts or data.held_out)[0], start.run)
+    if start.is_resume and (start.run / f"round-{args.rounds + 1}").exists():
+        fail(f"--rounds {args.rounds}: {start.run} has begun a later round; name at least as many")
     if args.dry_run:
         return
     run = start_run(start)

@@ -343,11 +343,12 @@ def withhold(numbers: dict, metrics: list[str], max_invalid: float) -> None:
     if numbers["n_invalid"] > max_invalid * numbers["n"]:
         print(
             f"WARNING: {numbers['n_invalid']} of {numbers['n']} rows are invalid, so {', '.join(metrics)} are withheld; "
-            "--resume with a larger --max-invalid shows them",
+            "a larger --max-invalid, for a run with --resume, shows them",
             file=sys.stderr,
         )
-        numbers["withheld"] = {metric: numbers.get(metric) for metric in metrics}
-        numbers |= dict.fromkeys(metrics)
+        intervals = [name for name in numbers if "interval" in name and numbers[name]]
+        numbers["withheld"] = {name: numbers.get(name) for name in [*metrics, *intervals]}
+        numbers |= dict.fromkeys([*metrics, *intervals])
         of_tasks = numbers.get("task_means", {})
         numbers["task_means"] = {metric: means for metric, means in of_tasks.items() if metric not in metrics}
 

@@ -537,11 +537,12 @@ def check_answered(args, errors: list[str], who: str) -> None:
         )
 
 
-def print_estimate(args, requests: list[dict], name: str) -> None:
-    """Prints under `name` how many calls --judge would get, and an estimate of their cost."""
+def print_estimate(args, run: Path, requests: list[dict], name: str) -> None:
+    """Prints under `name` how many calls --judge would get, and an estimate of what those cost that `run` has no
+    reply to."""
     estimate = {"calls": len(requests)}
     if not is_local(args.judge):
-        estimate = judge_endpoint(args, Path(args.out or "results")).estimate(requests)
+        estimate = judge_endpoint(args, run).estimate(requests)
     print(f"{name}: {json.dumps(estimate)}")
 
 
@@ -621,10 +622,10 @@ def check_start(
     # a word has about a token; the judge reads no word that is cut
     longest_answer = "word " * args.max_tokens
     requests = requests_if_all_answer(args, tasks, longest_answer)
+    start = check_run(args, script, args.model)
     if requests:
         how = "one temperature, each asked once, about --max-tokens words"
-        print_estimate(args, requests, f"judge, estimated ({how})")
-    start = check_run(args, script, args.model)
+        print_estimate(args, start.run, requests, f"judge, estimated ({how})")
     if not args.generate_only:
         try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
     return start
@@ -642,10 +643,16 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 # --- 5. results
 
 
-def write_scores(path: str, scores: dict) -> None:
-    """Writes the scores of stored rows as a JSON file, in a folder that need not exist."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(scores, indent=1) + "\n")
+def write_scores(args, scores: dict) -> None:
+    """Writes the scores of stored rows to --out, a JSON file in a folder that need not exist; not in a dry
+    run."""
+    path = Path(args.out)
+    if path.exists() and not args.overwrite:
+        fail(f"--out {path} exists; --overwrite replaces it")
+    if args.dry_run:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(scores, indent=1) + "\n")
 
 
 def save_results(run: Path, summary: dict, index: list[dict]) -> None:
@@ -662,7 +669,9 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
         if names:
             summary["replied"][store] = sorted(names)
     write_summary(run, summary)
-    print(f"all numbers: {run}/summary.json\nnext: python page.py {run}")
+    print(f"all numbers: {run}/summary.json")
+    if index:  # traits have no completions of their own
+        print(f"next: python page.py {run}")
 
 
 # --- 6. fingerprints

@@ -387,9 +387,9 @@ def main(args: Args) -> None:
     if not compared:
         fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
     comparing = compare_requests(args, compared, found["traits"])
-    shared.print_estimate(args, requests, "extract")  # and one call more, which merges
-    shared.print_estimate(args, comparing, "compare")
     start = check_run(args, "traits", str(Path(args.generations).parent))
+    shared.print_estimate(args, start.run, requests, "extract")  # and one call more, which merges
+    shared.print_estimate(args, start.run, comparing, "compare")
     shared.try_judge(args, start.run, requests or comparing)
     if args.dry_run:
         return

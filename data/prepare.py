@@ -48,7 +48,7 @@ from rlmt.data import (
     without_answer,
     write_file,
 )
-from utils import TAGS, fail, refuse_repeated
+from utils import TAGS, fail, or_fail, refuse_repeated
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: cannot be written as UTF-8
 
@@ -312,6 +312,8 @@ def run_pair_row(row: dict, args: Args) -> dict:
 def task_row(row: dict, args: Args) -> dict:
     """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
     references = read_field(row, "references")
+    if not isinstance(references, dict):
+        raise BadInput("'references' must be {name of a model: its answer}")
     return {
         "messages": turns_of(row, first_field(row, ("conversation_input",)) or "messages"),
         "checklist": read_field(row, "checklist"),
@@ -488,10 +490,7 @@ def main(args: Args) -> None:
     if args.kind not in KINDS:
         if args.exclude or args.n or args.max_characters:
             fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --max-characters")
-        try:
-            write_folder(args)
-        except BadInput as error:
-            fail(str(error))
+        or_fail(write_folder, args)
         return
 
     kind = KINDS[args.kind]

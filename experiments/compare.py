@@ -109,10 +109,10 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
         else:
             parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
     lines = pd.concat(parts, ignore_index=True).drop_duplicates(["folder", "run", *tables.MEASURE])
-    is_outdated = lines["folder"].map(has_other_model_now).astype(bool)
-    for folder in lines["folder"][is_outdated].unique():
+    outdated = [folder for folder in lines["folder"].unique() if has_other_model_now(folder)]
+    for folder in outdated:
         print(f"{folder}: left out, as its model was trained anew since; evaluate it again", file=sys.stderr)
-    lines = lines[~is_outdated]
+    lines = lines[~lines["folder"].isin(outdated)]
     names = [split_seed(model_name(model)) for model in lines["model"]]
     of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name

@@ -235,7 +235,9 @@ def check(args, prompts: list[dict], accelerator) -> None:
             f"{', '.join(VERIFIERS)} to --rewards"
         )
     if "prime" in parts and (getattr(args, "beta", 1.0) == 0 or getattr(args, "kl", "") == "none"):
-        fail("--rewards prime compares with the reference model; use --beta above 0, or another --kl")
+        fail(
+            "--rewards prime compares with the reference model; use --beta above 0 (GRPO) or another --kl (PPO)"
+        )
     if args.gold:
         from rewards.gold import check_gold
 

@@ -28,7 +28,8 @@ TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 def check_template(tokenizer: Tokenizer, path: str, reward_on: str, think_format: str) -> None:
     """Raises ValueError if the chat template of a reward model cannot show it such completions."""
     remedy = (
-        "pass a file: --reward-args preference.chat_template=FILE, where it is trained --chat-template FILE"
+        "give it one: for --rewards preference by --reward-args preference.chat_template=FILE, in train_reward.py by "
+        "--chat-template FILE, else as chat_template.jinja in its folder"
     )
     if not tokenizer.chat_template:
         raise ValueError(f"reward model {path} has no chat template; {remedy}")

@@ -195,6 +195,8 @@ def split_answer(answer: dict) -> tuple[str, str]:
     """
     text = answer["content"]
     for name in THINKING_FIELDS:
+        if not isinstance(answer.get(name) or "", str):
+            raise BadInput(f"{name!r} must be a text, not {reprlib.repr(answer[name])}")
         if answer.get(name):
             return answer[name], text
 

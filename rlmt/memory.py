@@ -139,7 +139,7 @@ def check_memory(parts: dict[str, float], at_once: bool = True) -> str:
     there = card_gib()
     if needed > there and os.environ.get("FSDP_OFFLOAD_PARAMS", "false").lower() != "true":
         fail(
-            f"{needed:.0f} GiB are needed of a GPU's {there:.0f}, without activations ({listed}). What helps: --lora-r 64, "
+            f"{needed:.0f} GiB are needed of a GPU's {there:.0f}, without activations ({listed}). What helps, where --help has it: --lora-r 64, "
             "then --load-in-4bit; --optim adamw_8bit; a smaller --vllm-memory, --reward-model or --model; more GPUs with "
             "accelerate/8gpu_fsdp2.yaml, which takes neither of the bits"
         )

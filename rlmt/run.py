@@ -276,6 +276,7 @@ CHANGEABLE = (
     "price",
     "key_env",
     "omit",
+    "model_omit",
     "concurrency",
     "micro_batch_tokens",
     "simulator_url",  # which model plays the user or judges is said by --simulator and --judge
@@ -314,16 +315,17 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     arguments = _through_json(args)
     run = Path(args.out or _default_folder(arguments, script, model))
     is_resume = args.resume and (run / "config.json").exists()
+    inputs = {name: digests_of(value) for name, value in _identity(arguments).items()}
     config = {
         "script": script,
         "args": arguments,
         "constants": script_constants or {},
-        "inputs": {name: digests for name, value in arguments.items() if (digests := digests_of(value))},
+        "inputs": {name: digests for name, digests in inputs.items() if digests},
         "processes": state.num_processes,
     }
     if state.is_main_process:
         if is_resume:
-            _check_resume(run, config, args)
+            _check_arguments(run, config, args)
         else:
             _check_new_run(run, args)
     # rank 0 decides for all, as another machine's view of the folder may lag behind
@@ -331,6 +333,8 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
         state.print(f"{run} is complete; --overwrite starts it anew")
         state.destroy_process_group()
         sys.exit(0)
+    if is_resume and state.is_main_process:
+        _check_inputs(run, config)
     return Start(run, config, is_resume)
 
 
@@ -342,6 +346,8 @@ def start_run(start: Start) -> Path:
     state = PartialState()
     run = start.run
     if state.is_main_process:
+        command = shlex.join([sys.executable, *sys.argv])
+        starts = {"command.txt": command, "env.txt": environment()}
         run.mkdir(parents=True, exist_ok=True)
         lock_folder(run)
         if not start.is_resume:  # --overwrite; what may be deleted was checked in check_run
@@ -353,8 +359,7 @@ def start_run(start: Start) -> Path:
         print(f"run folder: {run}", flush=True)
         (run / "summary.json").unlink(missing_ok=True)  # a run that is to be longer is not finished any more
         write_file(run / "config.json", json.dumps(start.config, indent=1))
-        command = shlex.join([sys.executable, *sys.argv])
-        for name, text in (("command.txt", command), ("env.txt", environment())):
+        for name, text in starts.items():
             with open(run / name, "a") as file:  # once per start: a resumed run has several
                 file.write(text + "\n")
     check_shared_disk(run)
@@ -404,46 +409,51 @@ def constants(namespace: dict) -> dict:
 
 
 def digests_of(value) -> list[str]:
-    """Hashes what an argument names on this machine: each file, and the weights in each model's folder."""
+    """Hashes what an argument names on this machine: files, and folders of a model's weights or of data."""
     if isinstance(value, list):
         return [digest for word in value for digest in digests_of(word)]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value:
         return []
-    digests = []
+    words = [value]
     # such as local:FOLDER, FILE.py:function:weight, DATA:split, NAME.OPTION=FILE
-    for path in map(Path, filter(None, re.split("[:=]", value))):
+    for separator in re.finditer("[:=]", value):
+        words += [value[: separator.start()], value[separator.end() :]]
+    digests = []
+    for path in map(Path, filter(None, words)):
         if path.is_file():
             with open(path, "rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        else:
-            digests += digest_of_weights(path)
+        elif path.is_dir():
+            digests.append(digest_of_folder(path))
     return digests
 
 
-def digest_of_weights(folder: Path) -> list[str]:
-    """Hashes the weights in a model's folder; [] if there are none.
+def digest_of_folder(folder: Path) -> str:
+    """Hashes the weights in a model's folder; if there are none, all files below it that are not hidden.
 
     Reads the end of each file, where the last layer is: LoRA leaves embeddings alone.
     """
     parts = []
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if not path.is_file() or any(part.startswith(".") for part in name.parts):
+            continue
         size = path.stat().st_size
         with open(path, "rb") as file:
             file.seek(max(0, size - 2**20))
             end = file.read()
-        parts.append(f"{path.name} {size} {hashlib.sha1(end).hexdigest()}")
-    if not parts:
-        return []
-    return [hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]]
+        parts.append(f"{name} {size} {hashlib.sha1(end).hexdigest()}")
+    return hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]
 
 
 def _default_folder(arguments: dict, script: str, model: str) -> Path:
     parent = Path("results")
     folder = Path(model)
+    for run in (folder, *folder.parents):
+        if (run / "command.txt").exists():
+            parent = run.parent
     if folder.name == "model":  # results/<run>/model: the run's name says more
         folder = folder.parent
-        if (folder / "command.txt").exists():
-            parent = folder.parent
     label = arguments.get("preset") or folder.name
     key = hashlib.sha1(json.dumps(_identity(arguments), sort_keys=True).encode()).hexdigest()[:6]
     return parent / f"{script}__{label.replace('/', '-')}__s{arguments['seed']}__{key}"
@@ -464,7 +474,7 @@ def _is_finished(run: Path, arguments: dict) -> bool:
     if not (run / "summary.json").exists():
         return False
     before = json.loads((run / "config.json").read_text())["args"]
-    return all(arguments[name] <= before[name] for name in LENGTH if name in arguments)
+    return all(arguments[name] <= before[name] for name in LENGTH if name in before)
 
 
 def _contents(run: Path) -> list[Path]:
@@ -505,20 +515,25 @@ def changed_since(
     return changed
 
 
-def _check_resume(run: Path, now: dict, args) -> None:
+def _check_arguments(run: Path, now: dict, args) -> None:
     """Exits with 2 if the run was started with something else than `args`, and `now`: config.json, but of this start."""
     before = json.loads((run / "config.json").read_text())
     changed = changed_since(before, args, now["constants"])
     if changed:
         fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
+    if before["processes"] != now["processes"]:
+        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
+
+
+def _check_inputs(run: Path, now: dict) -> None:
+    """Exits with 2 if files or models that the arguments name are not those of the run's start."""
+    before = json.loads((run / "config.json").read_text())
     for name, digests in before.get("inputs", {}).items():  # older runs have none
-        if now["inputs"].get(name) != digests and name not in CHANGEABLE:
+        if now["inputs"].get(name) != digests:
             fail(
                 f"--resume: what --{name.replace('_', '-')} names is not what it was at the start of {run}; "
                 "--overwrite starts anew"
             )
-    if before["processes"] != now["processes"]:
-        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
 
 
 @functools.cache  # reading the metadata of all packages takes tenths of a second

@@ -462,7 +462,7 @@ def check_split(args, accelerator: Accelerator) -> None:
     if args.prompts_per_step % parts:
         fail(
             f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
-            f"processes x {args.updates_per_rollout} --updates-per-rollout; use a multiple of {parts}"
+            f"processes x {args.updates_per_rollout} optimizer steps; use a multiple of {parts}"
         )
 
 

@@ -36,7 +36,7 @@ def score(benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -
         rows = write(tmp_path / "rows.jsonl", rows)
     out = tmp_path / "out" / "scores.json"
     args = eval_benchmarks.Args(
-        name=benchmark, data=str(data), from_=str(rows), out=str(out), max_invalid=1.0
+        name=benchmark, data=str(data), from_=str(rows), out=str(out), overwrite=True, max_invalid=1.0
     )
     eval_benchmarks.main(args)
     return json.loads(out.read_text())

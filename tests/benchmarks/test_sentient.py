@@ -23,7 +23,7 @@ def talk(*turns: tuple[str, int], name: str = "anna") -> dict:
 
 
 def rescore(path: Path, out: Path, **flags) -> dict:
-    eval_sentient.main(eval_sentient.Args(from_dialogues=str(path), out=str(out), **flags))
+    eval_sentient.main(eval_sentient.Args(from_dialogues=str(path), out=str(out), overwrite=True, **flags))
     return json.loads(out.read_text())
 
 

@@ -32,7 +32,8 @@ def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
         (tmp_path / "rows.json").write_text(json.dumps(rows))
         rows = tmp_path / "rows.json"
     out = tmp_path / "new" / "o.json"
-    eval_wildbench.main(eval_wildbench.Args(from_judgments=str(rows), out=str(out), **flags))
+    args = eval_wildbench.Args(from_judgments=str(rows), out=str(out), overwrite=True, **flags)
+    eval_wildbench.main(args)
     return json.loads(out.read_text())
 
 
@@ -91,7 +92,8 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(t
     for i, mark in enumerate(["8", 6, "11", "x", None, True]):
         marks.append({"session_id": f"t{i}", "score": mark, "model_output": "x"})
     out = score_stored(tmp_path, marks, mode="score")  # more than 1 % are invalid
-    assert (out["wb_score"], out["withheld"], out["n_invalid"]) == (None, {"wb_score": 40}, 4)
+    assert (out["wb_score"], out["interval"], out["n_invalid"]) == (None, None, 4)
+    assert out["withheld"]["wb_score"] == 40 and len(out["withheld"]["interval"]) == 2
     assert score_stored(tmp_path, marks, mode="score", max_invalid=1)["wb_score"] == 40
     paper = score_stored(tmp_path, marks, mode="score", protocol="paper", max_invalid=1)
     assert paper["wb_score"] == pytest.approx(20 * (18 / 6 - 5))

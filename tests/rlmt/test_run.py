@@ -143,20 +143,23 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits):
 
 def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
     Path("model").mkdir()
-    for file in ("model/model.safetensors", "prompts.jsonl", "own.py", "rm.jinja"):
+    Path("data=2/train").mkdir(parents=True)
+    files = {
+        "model/model.safetensors": "--model",
+        "data=2/train/0.arrow": "--gold-prompts",
+        "own.py": "--rewards",
+        "rm.jinja": "--reward-args",
+    }
+    for file in files:
         Path(file).write_text("old")
     words = {"rewards": ("own.py:f:1", "math:2"), "reward_args": ("preference.chat_template=rm.jinja",)}
-    first = Args(out="run", model="model", gold_prompts="prompts.jsonl", **words)
+    first = Args(out="run", model="model", gold_prompts="data=2", **words)
     run = start(first)
-    resumed = dataclasses.replace(first, resume=True)
+    # the file that --config names is written anew by each start
+    resumed = dataclasses.replace(first, resume=True, config="run/config.json")
     Path("model/README.md").touch()
-    assert start(resumed) == run
-    for file, flag in (
-        ("model/model.safetensors", "--model"),
-        ("prompts.jsonl", "--gold-prompts"),
-        ("own.py", "--rewards"),
-        ("rm.jinja", "--reward-args"),
-    ):
+    assert start(resumed) == start(resumed) == run
+    for file, flag in files.items():
         Path(file).write_text("new")
         assert f"what {flag} names is not what it was" in exits(start, resumed)
         Path(file).write_text("old")

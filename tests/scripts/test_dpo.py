@@ -75,6 +75,8 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     # thinking in the text is laid out as a model of this format writes it
     assert pair.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
     assert pair.rejected_ids == encode_completion(tokenizer, "<think>\nno\n</think>\n\ncheese")
+    [pair, *_], _, _ = load_pairs(dataclasses.replace(args, think_format="zero_plain"), tokenizer)
+    assert pair.rejected_ids == encode_completion(tokenizer, "<response> cheese </response>")
 
 
 # --- the loss
