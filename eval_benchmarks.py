@@ -41,7 +41,7 @@ what a reply must look like.
 The judge templates of the paper's authors (data_files/*/ in their repository) are such files, for --protocol
 paper. benchmarks/judge_template.py says how a template gets a system message.
 
-Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
+Writes into its run folder: config.json, command.txt, env.txt, generations.jsonl, judge.jsonl (raw replies),
 rows.jsonl (what was scored, and the result of each row), verdicts.jsonl (the rewards of all answers),
 task_means.csv, summary.json. Adds lines to runs.csv beside the run's folder.
 """
@@ -290,7 +290,7 @@ def withhold_metrics(args: Args, numbers: dict) -> None:
 
 
 def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    """Returns the lines of this run in results/runs.csv, one a metric."""
+    """Returns the lines of this run in runs.csv beside it, one a metric."""
     rows = []
     for metric in metrics_of(args.name, numbers):
         row = index_row(args, args.name, numbers, metric, fingerprint)

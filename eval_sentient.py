@@ -42,11 +42,11 @@ ends without a score, and --resume asks again.
 Everything is checked before anything is generated; a simulator behind an endpoint is asked its first request.
 `--dry-run` makes the same checks.
 
-Writes results/<run>/: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
+Writes into its run folder: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
 turn, and read by --resume), also with the suffix _held_out; simulator.jsonl and
 simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and
 judged.jsonl (what it says of each dialogue); with --from-dialogues next to --out. Adds lines to
-results/runs.csv.
+runs.csv beside it.
 """
 
 import json

@@ -49,8 +49,8 @@ fingerprint of its judging: only values with the same one can be compared.
 Data, model and judge are checked before anything is generated; a judge behind an endpoint is asked its first
 request, about an answer of two lines. `--dry-run` makes the same checks.
 
-Writes results/<run>/: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw
-replies), summary.json; and lines in results/runs.csv.
+Writes into its run folder: config.json, command.txt, env.txt, generations.jsonl, verdicts.jsonl, judge.jsonl (raw
+replies), task_means.csv, summary.json; and lines in runs.csv beside it.
 """
 
 import json
@@ -255,7 +255,7 @@ def headline(args: Args) -> str:
 
 
 def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
-    """Returns the lines for results/runs.csv: the headline, then what describes the generations."""
+    """Returns the lines for runs.csv: the headline, then what describes the generations."""
     benchmark = Path(args.tasks).stem
     lines = [index_row(args, benchmark, numbers, headline(args), fingerprint_hash, "interval")]
     metrics = ["format_ok", "thinking_tokens", "response_tokens"]

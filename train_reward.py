@@ -119,8 +119,8 @@ def bradley_terry_loss(chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Te
     return -F.logsigmoid(chosen - rejected)
 
 
-def calibration(margins: list[float], n_bins: int = 10) -> dict:
-    """Returns accuracy, expected calibration error (1706.04599) and bins of margins r(chosen) - r(rejected).
+def calibration(margins: list[float]) -> dict:
+    """Returns accuracy, expected calibration error (1706.04599) and ten bins of margins r(chosen) - r(rejected).
 
     Each pair counts once. The side that the model favours, with probability sigmoid(|margin|) in [0.5, 1],
     was right if the margin is positive, and half right if it is zero.
@@ -130,7 +130,7 @@ def calibration(margins: list[float], n_bins: int = 10) -> dict:
     margin = pd.Series(margins)
     predicted = 1 / (1 + np.exp(-margin.abs()))
     pairs = pd.DataFrame({"predicted": predicted, "right": is_right(margin)})
-    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).astype(int).clip(upper=n_bins - 1)
+    bin_of_pair = ((predicted - 0.5) * 2 * 10).astype(int).clip(upper=9)
     bins = pairs.groupby(bin_of_pair).mean()
     bins["n"] = bin_of_pair.value_counts()
     gaps = (bins["predicted"] - bins["right"]).abs()
@@ -406,7 +406,7 @@ def main(args: Args) -> None:
     if accelerator.is_main_process:
         device = str(accelerator.device)
         summary["held_out"] = measure_held_out(held_out, run.folder / "model", device, args.dtype)
-        print("held-out accuracy:", summary["held_out"].get("accuracy"))
+        print("held-out accuracy:", summary["held_out"]["accuracy"])
     preset = args.preset or "paper"  # both scripts have presets of the same names
     needed = f"--preset {preset} --reward-on {args.reward_on} --model MODEL --prompts PROMPTS"
     finish_run(run.folder, summary, f"train_grpo.py {needed} --reward-model")

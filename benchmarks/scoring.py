@@ -272,7 +272,7 @@ def hard_labels(x: np.ndarray, y: np.ndarray, weights: float | np.ndarray = 1) -
     return np.vstack([x, x]), labels, np.r_[weights * y, weights * (1 - y)]
 
 
-def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = None) -> tuple[float, float]:
+def bootstrap(values, seed: int = 0, tasks: Iterable | None = None) -> tuple[float, float]:
     """Returns the 95 % percentile interval of the mean of `values`, by resampling tasks.
 
     It covers which tasks there are, and how answers and verdicts are sampled; not another training run.
@@ -289,7 +289,7 @@ def bootstrap(values, seed: int = 0, n: int = 2000, tasks: Iterable | None = Non
     sums = np.bincount(task_of_value, weights=values)
     counts = np.bincount(task_of_value)
 
-    picks = np.random.default_rng(seed).integers(0, len(names), (n, len(names)))
+    picks = np.random.default_rng(seed).integers(0, len(names), (2000, len(names)))
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

@@ -342,7 +342,7 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
 
 
 def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
-    """Returns the mean score (0 to 1) of rows that a program judged, and each check's mean.
+    """Returns the mean score of rows that a program judged, and each check's mean.
 
     `interval` (95 %) and `standard_error` are over tasks; they do not cover another training run.
 

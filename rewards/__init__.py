@@ -283,10 +283,9 @@ def try_judges(args, prompts: list[dict], run: Path, accelerator) -> None:
             prompt = next(filter(part.applies, prompts))
             ask = functools.partial(call, part, group_size=1, max_tokens=args.max_completion_tokens)
             judged.try_judge(judged.judge_endpoint(args, run), ask, prompt, "--judge", args.overwrite)
-    if args.gold.startswith("judge:"):
-        from rewards.gold import try_judge
+    from rewards.gold import try_judge
 
-        try_judge(args, prompts[0], run)
+    try_judge(args, prompts[0], run)
 
 
 # --- 3. from values to one total
