@@ -512,11 +512,12 @@ def behind(here, tmp_path, monkeypatch):
     """behind(server, ...) asks it four tasks, all with the answer 2; returns summary and stderr."""
     monkeypatch.setattr(endpoint, "MAX_WAIT", 0.01)
     tasks = [{"question": f"Question {i}", "answer": "#### 2"} for i in range(4)]
-    write(tmp_path / "test.jsonl", tasks)
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "test.jsonl", tasks)
 
     def behind(server, *words, code: int = 0) -> tuple[dict, str]:
         command = ["eval_benchmarks.py", "gsm8k", "--model", "m", "--model-url", server.url]
-        command += ["--data", tmp_path, "--out", tmp_path / "run", "--max-invalid", 0.5]
+        command += ["--data", tmp_path / "data", "--out", tmp_path / "run", "--max-invalid", 0.5]
         done = here(*command, *words)
         assert done.returncode == code, done.stderr
         summary = tmp_path / "run" / "summary.json"
