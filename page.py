@@ -389,6 +389,8 @@ def describe(run: Path, number: int, visits: list[dict]) -> dict:
             lines.append(f"{kind}: {statuses.total()} completions of {n_prompts} prompts; {listed}")
     if not (run / "summary.json").is_file():
         lines.append("not finished: no summary.json")
+    elif fingerprint := json.loads((run / "summary.json").read_text()).get("fingerprint"):
+        lines.append(f"fingerprint {fingerprint}: gold compares with that of an equal one alone")
     command = ""
     if (run / "command.txt").is_file():
         command = (run / "command.txt").read_text().strip()
