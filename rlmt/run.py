@@ -307,9 +307,10 @@ def check_run(args, script: str, model: str, script_constants: dict | None = Non
     """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
 
     The folder is `args.out`, else {script}__{preset or model}__s{seed}__{hash of the arguments}, so the same
-    command finds the same folder: beside that of the run that made the model, else in results/. An existing folder exits with 2, unless `args.overwrite` is set,
-    or `args.resume` with equal arguments (except CHANGEABLE) that name the same contents, and equal
-    constants. A complete run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
+    command finds the same folder: beside that of the run that made the model, else in results/. An existing
+    folder exits with 2, unless `args.overwrite` is set, or `args.resume` with equal arguments (except
+    CHANGEABLE) that name the same contents, and equal constants. A complete run exits with 0 before any model
+    is loaded, unless an argument of LENGTH has grown.
     """
     state = PartialState(cpu=not torch.cuda.is_available())
     arguments = _through_json(args)
