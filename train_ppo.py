@@ -501,7 +501,7 @@ def main(args: Args) -> None:
     ) as train:
         for step in train.steps():
             metrics = {
-                "epoch": step * args.prompts_per_step / len(prompts),
+                "epoch": step / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 

@@ -226,8 +226,8 @@ def check_values(args) -> None:
         fail(
             "--temperature 0: greedy completions of a prompt are all alike, so nothing is learned; 1 samples"
         )
-    if getattr(args, "top_p", 1.0) > 1:
-        fail("--top-p is a probability, at most 1")
+    if not 0 < getattr(args, "top_p", 1.0) <= 1:
+        fail("--top-p is a probability above 0, at most 1")
     if getattr(args, "resume", False) and args.overwrite:
         fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):

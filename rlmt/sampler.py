@@ -411,6 +411,7 @@ def policy_sampler(
 
         # PPO has one completion per prompt
         n_sequences = args.prompts_per_step * getattr(args, "group_size", 1) // PartialState().num_processes
+        n_sequences = min(n_sequences, 1024)  # at once: vLLM takes no more than it has tokens in a batch
         backend = Engine(args.model, max_length, args.vllm_memory, n_sequences, args.dtype)
     else:
         backend = Transformers(tokenizer)

@@ -72,6 +72,8 @@ def generate(
     completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
+    if sampling.budget:  # what closes the thinking is in the second request, which asks for no fewer tokens
+        longest += len(sampling.budget.closing)
     # torch and vLLM take 64 bits at most; those of DPO's rounds are longer if --seed is a date, say
     first_seed = seed % 2**32 * 1_000_003
     seeds = [first_seed + place for place in range(len(prompts))]
