@@ -394,7 +394,7 @@ def main(args: Args) -> None:
             optimizer.zero_grad()
 
             metrics["learning_rate"] = rate
-            metrics["epoch"] = step * args.batch_size / len(pairs)
+            metrics["epoch"] = step / (len(pairs) // args.batch_size)
             train.timer.end("update")
             train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))
 

@@ -457,7 +457,7 @@ def main(args: Args) -> None:
                 for group in learner.optimizer.param_groups:
                     group["lr"] = rates[name]
             metrics = {
-                "epoch": step * args.prompts_per_step / len(users),
+                "epoch": step / (len(users) // args.prompts_per_step),
                 "learning_rate": rates["model"],
             }
 

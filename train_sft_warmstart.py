@@ -275,7 +275,7 @@ def main(args: Args) -> None:
             optimizer.zero_grad()
 
             metrics["learning_rate"] = rate
-            metrics["epoch"] = step * args.batch_size / len(token_rows)
+            metrics["epoch"] = step / (len(token_rows) // args.batch_size)
             train.timer.end("update")
             train.end(step, metrics, n_tokens=sum(map(n_tokens_of, members)))
 
