@@ -309,6 +309,7 @@ def print_invalid(numbers: dict) -> None:
 
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
+    shared.check_scores_file(args)
     rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     withhold_metrics(args, numbers)

@@ -127,6 +127,7 @@ def rescore(args: Args) -> None:
     """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
         fail("--from-dialogues needs --out OUT.json")
+    shared.check_scores_file(args)
     sentient.check_judge(args)
     dialogues = read_rows(args.from_dialogues, "emo_point", "history")
     scores = for_summary(sentient.score(args, dialogues))

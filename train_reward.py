@@ -130,7 +130,8 @@ def calibration(margins: list[float]) -> dict:
     margin = pd.Series(margins)
     predicted = 1 / (1 + np.exp(-margin.abs()))
     pairs = pd.DataFrame({"predicted": predicted, "right": is_right(margin)})
-    bin_of_pair = ((predicted - 0.5) * 2 * 10).astype(int).clip(upper=9)
+    n_bins = 10
+    bin_of_pair = ((predicted - 0.5) * 2 * n_bins).astype(int).clip(upper=n_bins - 1)
     bins = pairs.groupby(bin_of_pair).mean()
     bins["n"] = bin_of_pair.value_counts()
     gaps = (bins["predicted"] - bins["right"]).abs()

@@ -289,7 +289,8 @@ def bootstrap(values, seed: int = 0, tasks: Iterable | None = None) -> tuple[flo
     sums = np.bincount(task_of_value, weights=values)
     counts = np.bincount(task_of_value)
 
-    picks = np.random.default_rng(seed).integers(0, len(names), (2000, len(names)))
+    n_draws = 2000
+    picks = np.random.default_rng(seed).integers(0, len(names), (n_draws, len(names)))
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

@@ -643,14 +643,19 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 # --- 5. results
 
 
+def check_scores_file(args) -> None:
+    """Exits with 2 if --out, the file for the scores of stored rows, may not be written; call it before they are
+    scored."""
+    if args.out and Path(args.out).exists() and not args.overwrite:
+        fail(f"--out {args.out} exists; --overwrite replaces it")
+
+
 def write_scores(args, scores: dict) -> None:
     """Writes the scores of stored rows to --out, a JSON file in a folder that need not exist; not in a dry
     run."""
-    path = Path(args.out)
-    if path.exists() and not args.overwrite:
-        fail(f"--out {path} exists; --overwrite replaces it")
     if args.dry_run:
         return
+    path = Path(args.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(scores, indent=1) + "\n")
 

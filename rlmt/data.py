@@ -195,9 +195,9 @@ def split_answer(answer: dict) -> tuple[str, str]:
     """
     text = answer["content"]
     for name in THINKING_FIELDS:
-        if not isinstance(answer.get(name) or "", str):
-            raise BadInput(f"{name!r} must be a text, not {reprlib.repr(answer[name])}")
         if answer.get(name):
+            if not isinstance(answer[name], str):
+                raise BadInput(f"{name!r} must be a text, not {reprlib.repr(answer[name])}")
             return answer[name], text
 
     n_tags = {}
