@@ -106,8 +106,8 @@ def check_args(args: Args) -> None:
     benchmark = BENCHMARKS[args.name]
     if benchmark.judge and (not args.judge or ".py:" in args.judge):
         fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
-    if not benchmark.judge and args.judge:
-        fail(f"{args.name} has no judge; leave --judge out")
+    if not benchmark.judge and (args.judge or args.protocol != "official"):
+        fail(f"{args.name} has no judge; leave --judge and --protocol out")
     if not has_words(args.name) and args.template:
         fail(f"{args.name}: its tasks are asked as they are; leave --template out")
     if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
@@ -275,9 +275,8 @@ def stored_row(args: Args, row: dict) -> dict:
 
 
 def metrics_of(name: str, numbers: dict) -> list[str]:
-    """Lists the metrics of a benchmark's numbers that tables may show; pass@k is left out, as it has no
-    interval."""
-    at_k = [key for key in numbers if re.fullmatch(r"(maj|best)@\d+", key)]
+    """Lists the metrics of a benchmark's numbers."""
+    at_k = [key for key in numbers if re.fullmatch(r"(pass|maj|best)@\d+", key)]
     return [*BENCHMARKS[name].metrics, *at_k]
 
 
@@ -309,7 +308,7 @@ def print_invalid(numbers: dict) -> None:
 
 def score_stored(args: Args) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
-    shared.check_scores_file(args)
+    shared.check_stored(args, "name", "data", "from_", "unsafe_code")
     rows = read_rows(args.from_, make_ids=False)
     numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
     withhold_metrics(args, numbers)

@@ -45,14 +45,14 @@ Everything is checked before anything is generated; a simulator behind an endpoi
 Writes into its run folder: config.json, command.txt, env.txt; dialogues.jsonl (SAGE's format; written after every
 turn, and read by --resume), also with the suffix _held_out; simulator.jsonl and
 simulator_held_out.jsonl (raw replies); summary.json. With --judge also judge.jsonl (raw replies) and
-judged.jsonl (what it says of each dialogue); with --from-dialogues next to --out. Adds lines to
-runs.csv beside it.
+judged.jsonl (what it says of each dialogue); with --from-dialogues next to --out, as judged_<its name>.jsonl.
+Adds lines to runs.csv beside it.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -127,7 +127,7 @@ def rescore(args: Args) -> None:
     """Scores the dialogues of --from-dialogues into the file --out."""
     if not args.out:
         fail("--from-dialogues needs --out OUT.json")
-    shared.check_scores_file(args)
+    shared.check_stored(args, "from_dialogues", *(field.name for field in fields(JudgeFlags)))
     sentient.check_judge(args)
     dialogues = read_rows(args.from_dialogues, "emo_point", "history")
     scores = for_summary(sentient.score(args, dialogues))
@@ -138,7 +138,7 @@ def rescore(args: Args) -> None:
         return
     if args.judge:
         folder.mkdir(parents=True, exist_ok=True)
-        scores |= sentient.judge(args, dialogues, folder)
+        scores |= sentient.judge(args, dialogues, folder, f"_{Path(args.out).stem}")
 
     shared.write_scores(args, scores)
     print(json.dumps(scores))

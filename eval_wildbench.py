@@ -277,7 +277,7 @@ def score_stored(args: Args) -> None:
     """Scores the verdicts of --from-judgments into the file --out."""
     if args.mode == "program" or not args.out:
         fail("--from-judgments needs --mode score or reward, and --out OUT.json")
-    shared.check_scores_file(args)
+    shared.check_stored(args, "from_judgments", "mode", "protocol", "seed")
     fields = ["model_output"]
     if args.mode == "reward":
         fields = ["model_is", "output_len", "reference_len"]

@@ -71,7 +71,7 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
     numbers = {"task_means": {}}
     for metric, value_of_task in (values | values_at_k(by_task)).items():
         numbers[metric] = mean(value_of_task.values())
-        if value_of_task and not metric.startswith("pass"):  # results/runs.csv has the others only
+        if value_of_task:
             numbers[f"{metric}_interval"] = bootstrap(list(value_of_task.values()))
             numbers["task_means"][metric] = value_of_task
     return numbers | count_rows(results, tasks)

@@ -75,20 +75,18 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our
     formats.
 
-    Thinking that is never closed has no response. The status is never `no_open` or `nested`.
+    Thinking that a line opens and nothing closes has no response. The status is never `no_open` or `nested`.
     """
-    text = text.strip()
+    thinking = ""
+    response = text  # if it answered without thinking
     answers = list(re.finditer(style.opens_answer, text))
-    never_closed = not answers and text.startswith(style.opens_thinking)
     if answers:
         thinking = text[: answers[-1].start()]
         response = text[answers[-1].end() :]
-    elif never_closed:
-        thinking = text
+    never_closed = re.search(rf"^\s*{re.escape(style.opens_thinking)}", response, re.MULTILINE)
+    if never_closed:
+        thinking += response
         response = ""
-    else:  # it answered without thinking
-        thinking = ""
-        response = text
 
     thinking = re.sub(style.markup, "\n", thinking).strip()
     if style.closes_answer:
@@ -116,8 +114,7 @@ def verdict_of(text: str) -> str:
             return text
     for style in FOREIGN_STYLES.values():
         parts = split_foreign(text, style, finished=True)
-        opening = rf"^\s*{re.escape(style.opens_thinking)}"
-        if parts.status == "no_close" or re.search(opening, parts.response, re.MULTILINE):
+        if parts.status == "no_close":
             raise ValueError("the judge's thinking is not closed")
         text = parts.response
     return text

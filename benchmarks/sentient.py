@@ -96,7 +96,7 @@ def score(args, dialogues: list[dict]) -> dict:
         "format_ok": mean(is_ok),
         "emotion_curve": pd.DataFrame(zip_longest(*curves)).ffill().mean(axis=1).tolist(),
     }
-    withhold(scores, ["mean_emotion"], args.max_invalid)
+    withhold(scores, ["mean_emotion", "success", "failure", "emotion_curve"], args.max_invalid)
     return scores
 
 
@@ -193,7 +193,7 @@ def score_strategies(dialogues: list[dict], codes: list[list[list[str]] | None])
         known = [change for change in changes[letter] if change is not None]
         scores[group] = {
             "n": len(changes[letter]),
-            "frequency": len(changes[letter]) / n_replies,
+            "frequency": len(changes[letter]) / max(n_replies, 1),
             "n_changes": len(known),
             "contribution": mean(known),  # None without changes
         }

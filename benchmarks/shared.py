@@ -11,6 +11,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -643,9 +644,13 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 # --- 5. results
 
 
-def check_scores_file(args) -> None:
-    """Exits with 2 if --out, the file for the scores of stored rows, may not be written; call it before they are
-    scored."""
+def check_stored(args, *read: str) -> None:
+    """Exits with 2 for an argument that does nothing to stored rows, as it is not in `read`, and if --out, the file
+    for their scores, may not be written; call it before they are scored."""
+    for field in fields(args):
+        is_read = field.name in ("out", "overwrite", "dry_run", "max_invalid", "config", *read)
+        if not is_read and getattr(args, field.name) != field.default:
+            fail(f"--{field.name.replace('_', '-')} does nothing to stored rows; leave it out")
     if args.out and Path(args.out).exists() and not args.overwrite:
         fail(f"--out {args.out} exists; --overwrite replaces it")
 

@@ -250,8 +250,8 @@ def read_traits(text: str, most: int) -> list[dict]:
         raise ValueError("no list of 'traits', each with a 'name' and a 'description'") from None
     if len(listed) > most or len(descriptions) < len(listed):
         raise ValueError(f"more than {most} traits, or two of one name")
-    if "" in descriptions or "" in descriptions.values():
-        raise ValueError("a trait is empty")
+    if not listed or "" in descriptions or "" in descriptions.values():
+        raise ValueError("no traits, or an empty one")
     return [{"name": name, "description": words} for name, words in descriptions.items()]
 
 
@@ -374,6 +374,8 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
 def main(args: Args) -> None:
     # --- data, checked before anything is asked
     pairs = match_plans(args)
+    if not args.judge or ".py:" in args.judge:
+        fail("traits needs --judge: a model's name, or local:FOLDER")
     shared.check_judge(args)
     if args.traits:
         found = load_traits(args.traits)

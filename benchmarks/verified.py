@@ -50,6 +50,8 @@ def load_popqa(data: Path) -> list[dict]:
         try:
             if isinstance(names, str):
                 names = json.loads(names)
+            if isinstance(names, str):
+                raise TypeError
             task["answers"] = [truth_text(name, where) for name in names]
         except (ValueError, TypeError):
             fail(f"{where}: the accepted names are no list, as JSON or as it is, but {names!r:.60}")

@@ -27,6 +27,7 @@ BENCHMARKS = {  # the paper's column: (evaluation of evaluate.sh, its metric)
     "MMLU_Redux": ("mmlu_redux", "accuracy"),
     "IFEval": ("ifeval", "prompt_strict"),
     "WB_G": ("wildbench-g", "wb_reward"),
+    "WB_RM": ("wildbench-rm", "mean_reward"),
     "MATH500": ("math500", "accuracy"),
     "ZebraLogic": ("zebralogic", "accuracy"),
 }
@@ -197,11 +198,12 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
     """
     for lines in (first, second):
         summarize_seeds(lines)  # exits with 2 if these are no seeds of one measurement
+    is_paired = len(second) > 1
     first, second = (lines.dropna(subset="value") for lines in (first, second))
     if set(first["fingerprint"]) != set(second["fingerprint"]):
         names = " and ".join([first["run"].iloc[0], second["run"].iloc[0]])
         fail(f"{names} were not judged alike (fingerprint in runs.csv), so they have no difference")
-    if len(second) > 1:
+    if is_paired:
         first = first[first["seed"].isin(second["seed"])].sort_values("seed")
         second = second[second["seed"].isin(first["seed"])].sort_values("seed")
     ones = read_task_means(first)
@@ -449,11 +451,11 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         name = table
         if table.isdecimal():
             name = f"table{table}"
-        is_toy = first.evaluations == ("gold",)
         evaluations = {evaluation for block in blocks.values() for evaluation in block.evaluations}
         columns = {column: place for column, place in BENCHMARKS.items() if place[0] in evaluations}
+        is_toy = "gold" in evaluations
         if is_toy:
-            columns = TOY_TABLES.get(table, OWN_COLUMNS)
+            columns = TOY_TABLES.get(table, OWN_COLUMNS) | columns
         numbers = build_table(table, blocks, read_index(results / first.folder), columns)
         shown = numbers[NUMBERS].round(4)
         if is_toy and not numbers["seeds"].any():

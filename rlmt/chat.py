@@ -106,6 +106,11 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
         if "{{" not in text:  # no Jinja, but an instruction
             text = zero_template(text)
         return chat_template, text
+    trained_as = read_trained_as(tokenizer.name_or_path).get("think_format")
+    if (
+        tokenizer.chat_template and trained_as == think_format
+    ):  # as this warm start was asked, and no other way
+        return "its own", tokenizer.chat_template
     instruction = THINK_FORMATS[think_format].instruction
     if instruction:
         return think_format, zero_template(instruction)
@@ -147,9 +152,9 @@ def prepare_tokenizer(tokenizer: Tokenizer, think_format: str, chat_template: st
     of a checkpoint's think_format.json.
 
     Args:
-        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: a Zero format's template; else the
-            tokenizer's own if it keeps thinking verbatim; else ours for its family. A file of plain text
-            takes the place of a Zero format's instruction.
+        chat_template: a key of CHAT_TEMPLATES, a path, or `auto`: the one that the model was trained to this
+            format with; else a Zero format's template; else the tokenizer's own if it keeps thinking verbatim;
+            else ours for its family. A file of plain text takes the place of a Zero format's instruction.
 
     Returns one line that says what was chosen. Raises ValueError if no template fits.
     """

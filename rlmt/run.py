@@ -211,7 +211,7 @@ POSITIVE = (
     *("steps", "epochs", "rounds", "save_steps", "updates_per_rollout"),
     *("batch_size", "rollout_batch_size", "prompts_per_step", "group_size", "samples_per_prompt"),
     *("max_length", "max_prompt_tokens", "max_completion_tokens", "max_turn_tokens", "micro_batch_tokens"),
-    *("turns", "concurrency"),
+    *("turns", "concurrency", "samples", "max_tokens", "batch_pairs", "extract_pairs"),
 )
 
 
@@ -228,6 +228,8 @@ def check_values(args) -> None:
         )
     if not 0 < getattr(args, "top_p", 1.0) <= 1:
         fail("--top-p is a probability above 0, at most 1")
+    if getattr(args, "max_invalid", 0) > 1:
+        fail("--max-invalid is a share, at most 1")
     if getattr(args, "resume", False) and args.overwrite:
         fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):

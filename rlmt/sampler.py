@@ -517,8 +517,8 @@ def check_any_reward(rewards_P_G: torch.Tensor) -> None:
     if rewards_P_G.isnan().all():
         raise RuntimeError(
             "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
-            "time, the prompts lack the fields that the rewards read, or all conversations outgrew --max-tokens "
-            "less --max-turn-tokens"
+            "time, the prompts lack the fields that the rewards read, or, in train_rlver.py, all conversations outgrew "
+            "--max-tokens less --max-turn-tokens"
         )
 
 

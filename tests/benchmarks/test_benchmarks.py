@@ -150,6 +150,8 @@ def test_popqa(tmp_path, exits):
     tsv = tmp_path / "popqa.tsv"  # the official file
     tsv.write_text('id\tquestion\tpossible_answers\n42\tWho?\t"[""Ann"", ""Bob""]"\n')
     assert score("popqa", [{"id": 42, "response": "bob"}], tsv, tmp_path)["accuracy"] == 1
+    write(data, [{"question": "Who?", "possible_answers": '"Ann"'}])
+    assert "no list" in exits(score, "popqa", rows, data, tmp_path)
     names = read_rows(shared("popqa/popqa_subset_1000.jsonl.gz"))
     rows = [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names]
     out = score("popqa", rows, shared("popqa"), tmp_path)

@@ -105,6 +105,7 @@ COMPLETIONS = {
         ("<think> z", False, "truncated", "z", ""),
         ("y", False, "truncated", "", "y"),
         ("<think> z", True, "no_close", "z", ""),
+        ("Sure.\n<think> z", True, "no_close", "Sure. \nz", ""),
         ("<think> z </think>", True, "empty_response", "z", ""),
         ("", True, "empty_response", "", ""),
     ],

@@ -132,7 +132,7 @@ def test_a_judge_of_stored_dialogues(serve, tmp_path):
     numbers = {"n": 4, "frequency": 1, "n_changes": 4, "contribution": 7}
     assert out["strategies"]["Deep Empathy"] == numbers and out["strategies"]["n_invalid"] == 2
     assert out["capabilities"]["Core Insight"]["mean"] == 5 and out["capabilities"]["n_invalid"] == 1
-    judged = read_log(tmp_path / "new" / "judged.jsonl")
+    judged = read_log(tmp_path / "new" / "judged_o.jsonl")
     assert [row["strategies"] for row in judged] == [[["B-2"]] * 2] * 2 + [None] * 2
     flags["max_invalid"] = 0.3
     out = rescore(path, tmp_path / "new" / "o.json", **flags)

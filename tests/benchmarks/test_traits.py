@@ -90,7 +90,7 @@ def test_lists_of_traits_that_are_none():
     empty = good | {"description": " "}
     numbered = [{"name": name, "description": "d"} for name in "abcd"]
     assert traits.read_traits(json.dumps({"traits": numbered[:3]}), 3) == numbered[:3]
-    for listed in (None, good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
+    for listed in (None, [], good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
         with pytest.raises(ValueError):
             traits.read_traits(json.dumps({"traits": listed}), 3)
 

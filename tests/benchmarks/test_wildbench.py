@@ -79,7 +79,7 @@ def test_wb_reward_of_all_published_verdict_counts():
 # --- rules by hand
 
 
-def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(tmp_path):
+def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(tmp_path, exits):
     common = {"model_is": "A", "output_len": 5, "reference_len": 5}
     choices = ["A++", "A+", " A+", ["A+"]]
     pairs = [{"id": i, "choice": choice} | common for i, choice in enumerate(choices)]
@@ -91,6 +91,8 @@ def test_unreadable_verdicts_are_counted_and_only_the_paper_s_rule_scores_them(t
     marks = []
     for i, mark in enumerate(["8", 6, "11", "x", None, True]):
         marks.append({"session_id": f"t{i}", "score": mark, "model_output": "x"})
+    told = exits(score_stored, tmp_path, marks, mode="score", reward_model="r")
+    assert "--reward-model does nothing" in told
     out = score_stored(tmp_path, marks, mode="score")  # more than 1 % are invalid
     assert (out["wb_score"], out["interval"], out["n_invalid"]) == (None, None, 4)
     assert out["withheld"]["wb_score"] == 40 and len(out["withheld"]["interval"]) == 2

@@ -289,6 +289,16 @@ def test_a_table_says_how_its_columns_were_measured(tmp_path):
     ]
 
 
+def test_a_table_of_ones_own_shows_all_kinds_of_rows(tmp_path):
+    kinds = {"small": ("wildbench-rm",), "toy": ("gold",)}
+    blocks = {row: reproduce.Block("row", row, "", kinds[row], (), ROOT) for row in kinds}
+    proxy = {"run": "small-s0--wildbench-rm", "metric": "mean_reward", "value": 1.5}
+    gold = {"run": "toy-s0--gold", "metric": "score", "temperature": 1.0, "value": 0.25}
+    write_index(tmp_path, [proxy, gold | {"benchmark": "benchmark_tasks"}])
+    text = tables.render(tmp_path, {"mine": blocks})["mine"]
+    assert "| WB_RM |" in text and "| small | 1 | 1.5 |" in text and "| toy | 1 | 0.25 |" in text
+
+
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     shutil.copytree(ROOT / "results" / "toy", tmp_path / "toy")

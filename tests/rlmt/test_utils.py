@@ -308,6 +308,18 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     assert pad in (None, tokenizer.pad_token) and not tokenizer.pad_token.isspace()
 
 
+@pytest.mark.parametrize("think_format", ["think", "zero_think"])
+def test_a_warm_start_keeps_the_template_that_it_was_trained_with(load, tmp_path, think_format):
+    file = tmp_path / "mine.jinja"
+    file.write_text("Mine, with a <think>. " + templates.CHAT_TEMPLATES["chatml"])
+    tokenizer = load("qwen25_base")
+    prepare_tokenizer(tokenizer, think_format, str(file))
+    checkpoint.save_tokenizer(tmp_path, tokenizer)
+    trained = templates.load_tokenizer(str(tmp_path))
+    prepare_tokenizer(trained, think_format)
+    assert trained.chat_template == file.read_text()
+
+
 def test_a_prompt_holds_every_turn_verbatim(prepared):
     for think_format, _, tokenizer in prepared:
         own_instruction = utils.THINK_FORMATS[think_format].instruction
