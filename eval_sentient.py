@@ -146,20 +146,14 @@ def rescore(args: Args) -> None:
 
 # --- 2. the tested model
 
-# text, whether it is finished, number of tokens; or why there is none: the conversation is too long for the
-# model
-Reply = tuple[str, bool, int] | str
-
 
 @contextmanager
-def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[Reply]]]:
+def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[shared.Answer]]]:
     """Gives the function (conversations, seeds) -> replies, which sends messages or token ids; frees the
     model's memory at the end."""
     if shared.is_chat(args):
 
-        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
-            if not args.seed:
-                seeds = None  # as in shared.complete_by_endpoint
+        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[shared.Answer]:
             return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
 
         yield generate
@@ -171,10 +165,10 @@ def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[Reply]]]:
     context = context_length(load_config(args.model))
     max_prompt_tokens = context - args.max_tokens
 
-    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Reply]:
+    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[shared.Answer]:
         prompts = [encode_prompt(tokenizer, messages) for messages in conversations]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
-        replies: list[Reply] = ["no room for a reply in the model's context"] * len(prompts)
+        replies: list[shared.Answer] = ["no room for a reply in the model's context"] * len(prompts)
         if fitting:
             samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
             for n, sample in samples:
@@ -351,7 +345,7 @@ def main(args: Args) -> None:
         result = {"name": name, "fingerprint": fingerprint(args, name, profiles)}
         # after an outage there is no score: --resume asks the simulator again
         errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
-        shared.check_answered(args, errors, f"{flag} {name}")
+        shared.check_answered(args, errors, f"dialogues with {flag} {name}")
         result |= sentient.score(args, dialogues[suffix])
         if args.judge:
             result |= sentient.judge(args, dialogues[suffix], run, suffix)

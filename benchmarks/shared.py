@@ -230,7 +230,7 @@ Answered = tuple[dict, Answer, bool]
 
 
 def generate_answers(args, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
-    """Samples a completion for each task at one temperature, and strips its thinking.
+    """Samples a completion for each task at one temperature, and splits off its thinking.
 
     Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2
     if one of them answers another prompt. A task to which an endpoint gives no answer, as it is too long or
@@ -337,30 +337,29 @@ def how_sampled(args, run: Path) -> dict:
 
 
 def complete_by_endpoint(args, tasks: list[dict], temperature: float, run: Path) -> Iterator[Answered]:
-    """Yields completions of all tasks by --model-url. With --seed 0 they have no seed unless prompts are equal."""
-    prompts = [json.dumps(task["messages"]) for task in tasks]
-    seeds = None
-    if args.seed or len(set(prompts)) < len(prompts):  # equal requests would share one reply
-        seeds = [args.seed * 1_000_003 + place for place in range(len(tasks))]  # as generate
+    """Yields completions of all tasks by --model-url."""
+    seeds = [args.seed * 1_000_003 + place for place in range(len(tasks))]  # as generate
     answers = ask_by_messages(args, [task["messages"] for task in tasks], seeds, temperature, run)
     for task, answer in zip(tasks, answers):
         yield task, answer, False
 
 
 def ask_by_messages(
-    args, conversations: list[list[dict]], seeds: list[int] | None, temperature: float, run: Path
+    args, conversations: list[list[dict]], seeds: list[int], temperature: float, run: Path
 ) -> list[Answer]:
     """Returns the answers of --model-url. model.jsonl keeps its replies, so none is paid for twice.
 
-    Exits with 2 if too many requests got no reply, see `check_answered`. `seeds`: None where none is sent, as
-    some servers know no such field.
+    With --seed 0 no seed is sent unless conversations are equal, as some servers know no such field. Exits with 2
+    if too many requests got no reply, see `check_answered`.
     """
+    different = set(map(json.dumps, conversations))
+    sends_seeds = args.seed or len(different) < len(conversations)  # equal requests would share one reply
     model = model_endpoint(args, run)
     sampling = endpoint_sampling(args, temperature)
     requests = []
     for place, messages in enumerate(conversations):
         request = {"messages": messages, **sampling}
-        if seeds:
+        if sends_seeds:
             request["seed"] = seeds[place]
         requests.append(request)
     for first_reply in model.ask(requests[:5], name="generate"):
@@ -397,7 +396,7 @@ def answer(row: dict) -> str | None:
 def measures_of(row: dict) -> dict[str, float | None]:
     """Returns what is measured of a generation row apart from its score; None where there is no value."""
     response_tokens = None
-    if row["n_thinking_tokens"] is not None:  # behind an endpoint `n_tokens` has the thinking too
+    if row["n_thinking_tokens"] is not None:  # None behind an endpoint
         response_tokens = row["n_tokens"] - row["n_thinking_tokens"]
     return {
         "format_ok": row["status"] == "ok",
@@ -486,7 +485,7 @@ def ask_judge(args, requests: list[dict], parse: Callable[[str], Any], run: Path
     """Returns the replies of --judge in the order of the requests; judge.jsonl keeps all of them raw.
 
     `parse` raises ValueError for a reply that it cannot read; the request is then asked again, three times at
-    most. Exits with 2 if requests got no reply, see `check_answered`.
+    most, under --protocol paper never. Exits with 2 if too many requests got no reply, see `check_answered`.
     """
     if not requests:  # as where every comparison is decided without a judge
         return []
@@ -539,8 +538,8 @@ def check_answered(args, errors: list[str], who: str) -> None:
 
 
 def print_estimate(args, run: Path, requests: list[dict], name: str) -> None:
-    """Prints under `name` how many calls --judge would get, and an estimate of what those cost that `run` has no
-    reply to."""
+    """Prints under `name` the number of calls of --judge, and the estimated cost of those that `run` has no reply
+    to."""
     estimate = {"calls": len(requests)}
     if not is_local(args.judge):
         estimate = judge_endpoint(args, run).estimate(requests)
@@ -603,7 +602,7 @@ def check_judge(args) -> None:
     """Exits with 2 if --judge cannot be asked, as far as that can be told without asking it."""
     if is_local(args.judge):
         if not find_spec("vllm"):
-            fail(f"--judge {args.judge}: vLLM, which serves it, is not installed; `make` installs it")
+            fail(f"--judge {args.judge}: vLLM, which serves it, is not installed; `make setup` installs it")
         if not load_tokenizer(args.judge.removeprefix("local:")).chat_template:
             fail(f"--judge {args.judge} has no chat template; name an instruct model")
     elif is_behind_endpoint(args.judge):
@@ -620,7 +619,7 @@ def check_start(
     `requests_if_all_answer(args, tasks, answer)`: all requests to the judge; none without a judge, or if it
     is a program.
     """
-    # a word has about a token; the judge reads no word that is cut
+    # a word has about a token, so none is longer; a benchmark cuts it as it cuts the answers
     longest_answer = "word " * args.max_tokens
     requests = requests_if_all_answer(args, tasks, longest_answer)
     start = check_run(args, script, args.model)
@@ -645,8 +644,8 @@ def try_judge(args, run: Path, requests: list[dict]) -> None:
 
 
 def check_stored(args, *read: str) -> None:
-    """Exits with 2 for an argument that does nothing to stored rows, as it is not in `read`, and if --out, the file
-    for their scores, may not be written; call it before they are scored."""
+    """Exits with 2 if an argument was given that stored rows do not need (they need those named in `read`), or if
+    --out, the file for their scores, may not be written; call it before they are scored."""
     for field in fields(args):
         is_read = field.name in ("out", "overwrite", "dry_run", "max_invalid", "config", *read)
         if not is_read and getattr(args, field.name) != field.default:
@@ -669,7 +668,7 @@ def save_results(run: Path, summary: dict, index: list[dict]) -> None:
     """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete, and says what to
     look at.
 
-    Its `replied` has what the models behind endpoints call themselves, by the file of their replies.
+    The summary's `replied` has what the models behind endpoints call themselves, by the file of their replies.
     """
     add_to_index(run, index)
     summary["replied"] = {}

@@ -70,7 +70,7 @@ RLVER = {
 PROTOCOLS = {"sage": SAGE, "rlver": RLVER}
 
 STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the lowest emotion of each state; below all of them it is F
-# why a dialogue ended; too_long: for the model's context
+# why a dialogue ended; too_long: for the model's context, or its endpoint refused it, as `error` says
 NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about the model
 ENDS = ("goodbye", "satisfied", "failed", "turns", "bad_format", *NO_SCORE)
 
