@@ -208,6 +208,11 @@ def verifiable_row(row: dict, args: Args) -> dict:
     row = {name: row[name] for name in row if has_field(row, name)}
     question = first_field(row, ("question", "problem"))
     messages = turns_of(row, question) if question else without_answer(prompt_of(row))
+    left_out = first_field(row, ("choices", "options", "passage", "context"))
+    if question and left_out:
+        raise BadInput(
+            f"{left_out!r} would be lost; write the whole prompt into 'prompt', in place of {question!r}"
+        )
     converted = {"messages": messages, "source": source_of(row, args)}
     for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric"):
         if name in row:
@@ -408,7 +413,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         rows.sort(key=itemgetter("pass_rate"), reverse=True)
     if len(rows) < (args.n or 1):
         found = f"{n_in} rows in, {len(rows)} usable, {args.n or 1} wanted (dropped: {count_ids(dropped)})"
-        fail(f"{args.input}: {found}; give a smaller --n or another input")
+        fail(f"{args.input}: {found}")
     report = {
         "n_in": n_in,
         "n_out": len(rows),

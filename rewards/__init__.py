@@ -172,8 +172,8 @@ def _read_part(word: str) -> Part:
                 asks.append(parameter.name)
             elif parameter.default is parameter.empty:
                 fail(
-                    f"--rewards {word}: give the parameter {parameter.name!r} a default, which makes it an option of "
-                    f"--reward-args; only {', '.join(CONTEXT)} need none"
+                    f"--rewards {word}: leave out the parameter {parameter.name!r} or give it a default, which makes it an "
+                    f"option of --reward-args; only {', '.join(CONTEXT)} need none"
                 )
             else:
                 options[parameter.name] = parameter.default

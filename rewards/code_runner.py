@@ -121,13 +121,14 @@ def _read_pairs(inputs: list, outputs: list, fn_name: str | None = None) -> list
 
 def _check_calls(test: str) -> None:
     """Raises ValueError for a test without an assert, or with a function that it does not call."""
-    statements = ast.walk(ast.parse(test))
+    with PARSER:
+        statements = list(ast.walk(ast.parse(test)))
     if not any(isinstance(statement, (ast.Assert, ast.Raise)) for statement in statements):
         raise ValueError(f"{test[:60]!r} has no assert")
     for name in re.findall(r"^def (\w+)", test, re.MULTILINE):
         if test.count(name) == 1:
             raise ValueError(
-                f"nothing calls {name}; for a text that defines check give the field entry_point"
+                f"nothing calls {name}; for one text (no list) that defines check give the field entry_point"
             )
 
 

@@ -106,7 +106,9 @@ def chat_messages(dialogue: dict, ask_thinking: bool = False, keep_thinking: boo
     A profile's field `system` replaces our system line; an empty one leaves it out.
     """
     lang = language_of(dialogue)
-    system = dialogue["profile"].get("system", SYSTEM[lang])
+    system = dialogue["profile"].get("system")
+    if system is None:
+        system = SYSTEM[lang]
     if ask_thinking:
         system = f"{system}\n{ASK_THINKING[lang]}".lstrip("\n")
 

@@ -24,8 +24,8 @@ SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 ANSWER_FIELDS = ("response", "completion", "output")
 THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
 SWITCHES = ("on", "off")  # Nemotron's `reasoning` says whether thinking was asked for
-# what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's
-FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token")
+# what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's, Together's
+FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token", "eos")
 
 
 class BadInput(ValueError):
@@ -118,27 +118,26 @@ def _in_messages(row: dict) -> dict:
 
 def turns_of(row: dict, name: str, role: str = "user") -> list[dict]:
     """Returns a field's conversation, without empty keys; a text is one turn of `role`. BadInput if it is
-    neither.
+    neither, and for a text in `messages`: that is a list which a CSV file made a text.
 
     A system prompt that has a field of its own comes before a user's first turn.
     """
     turns = row.get(name)
     if turns is None:
         raise BadInput(f"{name!r} is missing; rename the field that has it")
-    if isinstance(turns, str):
+    if isinstance(turns, str) and name != "messages":
         turns = [{"role": role, "content": turns}]
+    system = row.get("system") or row.get("system_prompt")
     try:
+        if system and turns and turns[0]["role"] == "user":
+            turns = [{"role": "system", "content": system}, *turns]
         "".join(turn["role"] + turn["content"] for turn in turns)  # an error unless all are texts
     except (TypeError, KeyError):
         raise BadInput(
-            f"{name!r} must be a text or a list of {{'role', 'content'}}, not {reprlib.repr(turns)}"
+            f"{name!r} must be a list of {{'role', 'content'}} (or a text, but in messages), not {reprlib.repr(turns)}"
         ) from None
     # a table has every key in every turn
-    turns = [{key: value for key, value in turn.items() if value is not None} for turn in turns]
-    system = row.get("system") or row.get("system_prompt")
-    if system and turns and turns[0]["role"] == "user":
-        return [{"role": "system", "content": system}, *turns]
-    return turns
+    return [{key: value for key, value in turn.items() if value is not None} for turn in turns]
 
 
 def first_field(row: dict, names: tuple[str, ...]) -> str:
@@ -405,8 +404,8 @@ def load_held_out(args, tokenizer, prompts: list[dict], readers: list = ()) -> l
         args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts", readers
     )
     # by their texts, as ids differ from file to file
-    trained_texts = {json.dumps(row["messages"]) for row in prompts}
-    trained = [row["id"] for row in held_out if json.dumps(row["messages"]) in trained_texts]
+    trained_texts = {json.dumps(texts_of(row["messages"])) for row in prompts}
+    trained = [row["id"] for row in held_out if json.dumps(texts_of(row["messages"])) in trained_texts]
     if trained:
         fail(
             f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"

@@ -50,7 +50,8 @@ CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
 SLOWEST = 5
 REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
-SHORTEST_KEY = 8  # characters; a shorter one is a placeholder for `vllm serve`, such as EMPTY
+SHORTEST_KEY = 16  # characters; a shorter one is a placeholder for a local server, such as EMPTY or anything
+ROUNDING = 1e-9  # US dollars that sums of prices may be wrong by
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
@@ -293,7 +294,7 @@ class Endpoint:
         n_answered = len(self.bodies)
         for repeat in range(self.retries + 1):
             worst = self._worst_cost(request)
-            while self.reserved and not self._fits(worst) and not self.stop_reason:
+            while self.reserved > ROUNDING and not self._fits(worst) and not self.stop_reason:
                 await asyncio.sleep(0.1)  # the calls under way will hardly cost their worst
             if not self._fits(worst):
                 self.stop_reason = f"the next call could pass the budget of ${self.budget:g}"

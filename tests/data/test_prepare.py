@@ -255,6 +255,7 @@ def test_traces_as_the_authors_have_them(tmp_path):
         ("wildchat-if", '{"messages": ['),
         ("wildchat-if", '{"id": "x", "text": "q"}'),
         ("verifiable", '{"prompt": "Hi"}'),
+        ("verifiable", '{"question": "Which?", "options": ["a", "b"], "answer": "B"}'),
         ("wildchat-if", '{"messages": ["q"]}'),
         ("tulu3-random", '{"prompt": "q"}'),
         ("skywork", '{"chosen": "good", "rejected": "bad"}'),

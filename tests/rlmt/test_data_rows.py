@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from types import SimpleNamespace
 
 import pandas as pd
@@ -41,6 +42,7 @@ NOT_MESSAGES = [
     [5],
     [{"role": "user", "content": None}],
     [*GOOD["messages"], {"role": "user"}],
+    str(GOOD["messages"]),  # as a CSV file has them
 ]
 BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "n": 1}, "the row has id, n; data/README.md has the forms"),
@@ -48,9 +50,10 @@ BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "n": 1, "messages": []}, "must end with a user's text"),
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
     *[
-        ({"id": "x", "n": 1, "messages": messages}, "'messages' must be a text or")
+        ({"id": "x", "n": 1, "messages": messages}, "'messages' must be a list of")
         for messages in NOT_MESSAGES
     ],
+    ({"id": "x", "n": 1, "prompt": "q", "system": math.nan}, "'prompt' must be a list of"),
     ('{"id": "x", "messages": [', "not JSON"),
     (b'{"id": "\xff"}', "not JSON"),
 ]

@@ -204,17 +204,19 @@ def test_the_check_is_the_first_request_and_is_paid_once(serve, client, exits, t
 
 @pytest.mark.parametrize("usage", [(10, 3), None])
 def test_budget_with_many_calls_at_once(serve, client, exits, usage):
-    """Calls of at most $5 each reserve it before they are sent, and the next wait for what they cost. A reply
-    without usage counts as $5."""
+    """Calls of at most $0.1 each reserve it before they are sent, and the next wait for what they cost. A reply
+    without usage counts as $0.1, which no sum of binary fractions gives back exactly."""
     server = serve(lambda text, n: time.sleep(0.1) or text, usage=usage)
-    judge = client(server, budget=40, price=(0, 1e6))
+    judge = client(server, budget=0.805, price=(0, 2e4))
     requests = ask_for(*map(str, range(64)))
     told = exits(judge.ask, requests)
-    assert (len(server.answered), judge.cost) == ((12, 36) if usage else (8, 40))
-    assert "budget of $40" in told
-    again = client(server, budget=40, price=(0, 1e6))
+    assert (len(server.answered), judge.cost) == (
+        (12, pytest.approx(0.72)) if usage else (8, pytest.approx(0.8))
+    )
+    assert "budget of $0.805" in told
+    again = client(server, budget=0.805, price=(0, 2e4))
     exits(again.ask, requests)  # what is in the store counts
-    assert again.cost <= 40
+    assert again.cost <= 0.805
 
 
 # --- whose key goes where
