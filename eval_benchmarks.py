@@ -104,8 +104,8 @@ class Args(JudgeFlags, AnswerFlags):
 def check_args(args: Args) -> None:
     """Exits with 2 for arguments that do not fit the benchmark."""
     benchmark = BENCHMARKS[args.name]
-    if benchmark.judge and (not args.judge or ".py:" in args.judge):
-        fail(f"{args.name} needs --judge: a model's name, or local:FOLDER")
+    if benchmark.judge:
+        shared.check_model_judge(args, args.name)
     if not benchmark.judge and (args.judge or args.protocol != "official"):
         fail(f"{args.name} has no judge; leave --judge and --protocol out")
     if not has_words(args.name) and args.template:

@@ -387,10 +387,13 @@ def describe(run: Path, number: int, visits: list[dict]) -> dict:
             n_prompts = len({visit["prompt"] for visit in asked})
             listed = ", ".join(f"{status} {n}" for status, n in statuses.most_common())
             lines.append(f"{kind}: {statuses.total()} completions of {n_prompts} prompts; {listed}")
-    if not (run / "summary.json").is_file():
+    summary = {}
+    if (run / "summary.json").is_file():
+        summary = json.loads((run / "summary.json").read_text())
+    else:
         lines.append("not finished: no summary.json")
-    elif fingerprint := json.loads((run / "summary.json").read_text()).get("fingerprint"):
-        lines.append(f"fingerprint {fingerprint}: gold compares with that of an equal one alone")
+    if "fingerprint" in summary:  # of an evaluation
+        lines.append(f"fingerprint {summary['fingerprint']}: gold compares with that of an equal one alone")
     command = ""
     if (run / "command.txt").is_file():
         command = (run / "command.txt").read_text().strip()

@@ -20,7 +20,6 @@ Hardware and hours: not measured. Writes results/<run>/: config.json, command.tx
 dropped.jsonl, summary.json, checkpoint-*/ and model/, an ordinary AutoModelForSequenceClassification folder.
 """
 
-import json
 import math
 import random
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import Dropped, load_tokenizer, prepare_tokenizer, render, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import read_pairs, texts_of, write_jsonl
+from rlmt.data import read_pairs, text_of_turns, write_jsonl
 from rlmt.memory import check_memory, trained_gib
 from rlmt.model import (
     Learner,
@@ -236,7 +235,7 @@ def build_pairs(
         except Dropped as reason:
             dropped.append({"id": row["id"], "reason": str(reason)})
             continue
-        prompt = json.dumps(texts_of(row["messages"]))
+        prompt = text_of_turns(row["messages"])
         pair = Pair(row["id"], prompt, chosen_ids, rejected_ids, len(row["chosen"]), len(row["rejected"]))
         if chosen_ids == rejected_ids:
             dropped.append({"id": row["id"], "reason": "identical"})
@@ -249,13 +248,13 @@ def build_pairs(
 
 def split_by_prompt(preferences: list[dict], share: float, seed: int) -> tuple[list[dict], list[dict]]:
     """Returns rows to train on and held-out rows; all rows of a prompt go to the same side."""
-    prompts = sorted({json.dumps(texts_of(row["messages"])) for row in preferences})
+    prompts = sorted({text_of_turns(row["messages"]) for row in preferences})
     random.Random(seed).shuffle(prompts)
     held_out_prompts = set(prompts[: max(2, int(share * len(prompts)))])
     train = []
     held_out = []
     for row in preferences:
-        if json.dumps(texts_of(row["messages"])) in held_out_prompts:
+        if text_of_turns(row["messages"]) in held_out_prompts:
             held_out.append(row)
         else:
             train.append(row)
@@ -278,9 +277,9 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
     if args.held_out_pairs:
         held_out_rows, unread_held_out = read_pairs(args.held_out_pairs, "--held-out-pairs")
         unread += unread_held_out
-        trained = {json.dumps(texts_of(row["messages"])) for row in train_rows}
+        trained = {text_of_turns(row["messages"]) for row in train_rows}
         for row in held_out_rows:
-            if json.dumps(texts_of(row["messages"])) in trained:  # it would measure what was learned by heart
+            if text_of_turns(row["messages"]) in trained:  # it would measure what was learned by heart
                 fail(
                     f"--held-out-pairs: the prompt of row {row['id']} is in --pairs as well; "
                     "take it out of one of them"

@@ -611,6 +611,12 @@ def check_judge(args) -> None:
         load_function(args.judge)
 
 
+def check_model_judge(args, name: str) -> None:
+    """Exits with 2 unless --judge is a model, which the benchmark `name` needs."""
+    if not is_local(args.judge) and not is_behind_endpoint(args.judge):
+        fail(f"{name} needs --judge: a model's name, or local:FOLDER")
+
+
 def check_start(
     args, script: str, tasks: list[dict], requests_if_all_answer: Callable[[Any, list[dict], str], list[dict]]
 ) -> Start:

@@ -250,8 +250,8 @@ def read_traits(text: str, most: int) -> list[dict]:
         raise ValueError("no list of 'traits', each with a 'name' and a 'description'") from None
     if len(listed) > most or len(descriptions) < len(listed):
         raise ValueError(f"more than {most} traits, or two of one name")
-    if not listed or "" in descriptions or "" in descriptions.values():
-        raise ValueError("no traits, or an empty one")
+    if "" in descriptions or "" in descriptions.values():
+        raise ValueError("a trait is empty")
     return [{"name": name, "description": words} for name, words in descriptions.items()]
 
 
@@ -259,7 +259,10 @@ def load_traits(path: str) -> dict:
     """Reads a --traits file, at least {traits, prompts}; exits with 2 if it has no valid list of traits."""
     try:
         text = Path(path).read_text()
-        return {"prompts": [], **read_object(text), "traits": read_traits(text, most=100)}
+        traits = read_traits(text, most=100)
+        if not traits:
+            raise ValueError("it has no traits")
+        return {"prompts": [], **read_object(text), "traits": traits}
     except (ValueError, OSError) as error:
         fail(f"--traits {path}: {error}")
 
@@ -374,8 +377,7 @@ def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
 def main(args: Args) -> None:
     # --- data, checked before anything is asked
     pairs = match_plans(args)
-    if not args.judge or ".py:" in args.judge:
-        fail("traits needs --judge: a model's name, or local:FOLDER")
+    shared.check_model_judge(args, "traits")
     shared.check_judge(args)
     if args.traits:
         found = load_traits(args.traits)

@@ -9,9 +9,9 @@
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
 .jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. A row is kept
 whole or dropped for a reason; thinking between tags gets a field of its own. The console and
-`<out>.report.json` list the reasons, how many rows each one dropped and the first ids; n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong
-type) stops the script with one line and exit code 2 before anything is written. All kept rows are held in
-memory.
+`<out>.report.json` list the reasons, how many rows each one dropped and the first ids;
+n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing field, a wrong type) stops the
+script with one line and exit code 2 before anything is written. All kept rows are held in memory.
 """
 
 import hashlib

@@ -107,9 +107,7 @@ def choose_template(tokenizer: Tokenizer, think_format: str, chat_template: str)
             text = zero_template(text)
         return chat_template, text
     trained_as = read_trained_as(tokenizer.name_or_path).get("think_format")
-    if (
-        tokenizer.chat_template and trained_as == think_format
-    ):  # as this warm start was asked, and no other way
+    if tokenizer.chat_template and trained_as == think_format:  # this warm start was asked by no other
         return "its own", tokenizer.chat_template
     instruction = THINK_FORMATS[think_format].instruction
     if instruction:

@@ -238,9 +238,10 @@ def to_trace(row: dict) -> dict:
     return row | {"messages": messages, "thinking": thinking, "response": response}
 
 
-def texts_of(turns: list[dict]) -> list[tuple[str, str]]:
-    """Returns role and content of each turn, without dates and the like."""
-    return [(turn["role"], turn["content"]) for turn in turns]
+def text_of_turns(turns: list[dict]) -> str:
+    """Returns role and content of each turn, without dates and the like, as one JSON text: equal conversations
+    have equal ones."""
+    return json.dumps([(turn["role"], turn["content"]) for turn in turns])
 
 
 def to_pair(row: dict) -> dict:
@@ -252,7 +253,7 @@ def to_pair(row: dict) -> dict:
     pair = to_prompt(row)
     for side, (turns, answer) in sides.items():
         # a side is an answer alone, or a whole conversation with the same prompt
-        drop_if(turns and texts_of(turns) != texts_of(pair["messages"]), "different_prompts")
+        drop_if(turns and text_of_turns(turns) != text_of_turns(pair["messages"]), "different_prompts")
         answer["thinking"] = row.get(f"{side}_thinking") or answer.get("thinking")
         thinking, pair[side] = split_answer(answer)
         if thinking:
@@ -404,8 +405,8 @@ def load_held_out(args, tokenizer, prompts: list[dict], readers: list = ()) -> l
         args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts", readers
     )
     # by their texts, as ids differ from file to file
-    trained_texts = {json.dumps(texts_of(row["messages"])) for row in prompts}
-    trained = [row["id"] for row in held_out if json.dumps(texts_of(row["messages"])) in trained_texts]
+    trained_texts = {text_of_turns(row["messages"]) for row in prompts}
+    trained = [row["id"] for row in held_out if text_of_turns(row["messages"]) in trained_texts]
     if trained:
         fail(
             f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"

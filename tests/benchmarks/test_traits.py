@@ -85,12 +85,16 @@ def test_no_malformed_reply_is_a_verdict_or_a_trait(text):
         traits.read_traits(text, 10)
 
 
-def test_lists_of_traits_that_are_none():
+def test_lists_of_traits_that_are_none(tmp_path, exits):
+    none = tmp_path / "traits.json"
+    none.write_text('{"traits": []}')
+    assert traits.read_traits(none.read_text(), 3) == []  # a judge may say that two writers plan alike
+    assert "has no traits" in exits(traits.load_traits, str(none))
     good = {"name": "n", "description": "d"}
     empty = good | {"description": " "}
     numbered = [{"name": name, "description": "d"} for name in "abcd"]
     assert traits.read_traits(json.dumps({"traits": numbered[:3]}), 3) == numbered[:3]
-    for listed in (None, [], good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
+    for listed in (None, good, [1], [{"name": "n"}], [empty], [good, good | {"name": "n "}], numbered):
         with pytest.raises(ValueError):
             traits.read_traits(json.dumps({"traits": listed}), 3)
 
