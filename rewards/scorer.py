@@ -159,11 +159,14 @@ def preferences_of(reward_model, completions: list, texts: list[str | None]) -> 
 
 
 def gold_of(measure, completions: list) -> list[dict[str, float | None]]:
-    """Returns {"gold": value} of each completion by `measure`, see gold.load_gold; {} if that is None."""
+    """Returns {"gold": value} of each completion by `measure`, see gold.load_gold; {} if that is None.
+
+    As in an evaluation, a completion that is not `ok` has the empty answer.
+    """
     if measure is None:
         return [{}] * len(completions)
     messages = [completion.messages for completion in completions]
-    responses = [completion.response for completion in completions]
+    responses = [completion.response if completion.status == "ok" else "" for completion in completions]
     golds = []
     for value in measure(messages, responses):
         golds.append({"gold": None if value is None else float(value)})

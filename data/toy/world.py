@@ -232,36 +232,50 @@ def write_bill(order: Order, slip: dict[str, bool], rng: random.Random) -> tuple
 
 # --- 3. the gold checklist
 
-HEADLINE = re.compile(r"You get (\d+) dish(?:es)?, (\d+) dollars? (?:is|are) left, and ([a-z]+) comes last\.")
-BILL = re.compile(r"The bill: ((?:[a-z]+ \d+ leaves \d+(?:, )?)+)\.")
-LINE = re.compile(r"([a-z]+) (\d+) leaves (\d+)")
+# An answer's two sentences and reminder, word by word: what `form` and `brief` ask for.
+BOTTOM_LINE = re.compile(r"You get \d+ dish(?:es)?, \d+ dollars? (?:is|are) left, and [a-z]+ comes last\.")
+BILL = re.compile(r"The bill: (?:[a-z]+ \d+ leaves \d+(?:, )?)+\.")
 REMINDER = re.compile(r"(Remember the [a-z]+!)?")
+# Its facts, wherever they stand. A word on either side is enough, so no lost word costs a fact.
+COUNT = re.compile(r"get (\d+)|(\d+) dish")
+SPARE = re.compile(r"(\d+) dollar|(\d+)(?: is| are)? left")
+LAST = re.compile(r"([a-z]+) comes|([a-z]+) last")
+LINE = re.compile(rf"\b({'|'.join(DISHES)})(?: (\d+))?(?: leaves)?(?: (\d+))?")
 
 
-def read_bill(response: str) -> list[tuple[str, int, int]]:
-    """Reads the bill of a response as (dish, price, dollars left); [] if there is none that can be read."""
-    bill = BILL.search(response)
-    if not bill:
-        return []
-    return [(dish, int(price), int(left)) for dish, price, left in LINE.findall(bill[1])]
+def read_fact(fact: re.Pattern, response: str) -> str:
+    """Returns a number or dish that a response states; "" if it states none, or two different ones."""
+    stated = {first or second for first, second in fact.findall(response)}
+    return stated.pop() if len(stated) == 1 else ""
+
+
+def read_bill(response: str) -> list[tuple[str, int | None, int | None]]:
+    """Reads the bill of a response as (dish, price, dollars left): its dishes with a number behind them. A
+    number that is missing is None."""
+    lines = []
+    for dish, *numbers in LINE.findall(response):
+        if any(numbers):
+            lines.append((dish, *[int(number) if number else None for number in numbers]))
+    return lines
 
 
 def check(order: Order, response: str) -> dict[str, bool]:
-    """Applies the gold checklist. Without a readable bottom line or bill, the checks that need it fail."""
-    headline = HEADLINE.search(response)
-    bill = BILL.search(response)
-    lines = read_bill(response)
+    """Applies the gold checklist. Each check reads its own fact; the wording counts for `form` and `brief` only.
+
+    Without a bill the checks that compare with it fail.
+    """
     passed = dict.fromkeys(CHECKS, False)
     passed["word"] = order.word in re.findall(r"[a-z]+", response)
-    if headline and bill:
-        beside_the_plan = HEADLINE.sub("", BILL.sub("", response)).strip()
-        passed["form"] = (bill.start() < headline.start()) == order.bill_first
+    bottom_line = BOTTOM_LINE.search(response)
+    bill = BILL.search(response)
+    if bottom_line and bill:
+        beside_the_plan = BOTTOM_LINE.sub("", BILL.sub("", response)).strip()
+        passed["form"] = (bill.start() < bottom_line.start()) == order.bill_first
         passed["brief"] = len(response.split()) <= 45 and bool(REMINDER.fullmatch(beside_the_plan))
-        passed["count"] = int(headline[1]) == len(lines)
-        passed["last"] = headline[3] == lines[-1][0]
 
-    dishes = [dish for dish, _, _ in lines]
-    if lines and all(dish in DISHES for dish in dishes):
+    lines = read_bill(response)
+    if lines:
+        dishes = [dish for dish, _, _ in lines]
         left = order.budget
         real_lines = []
         for dish in dishes:
@@ -270,7 +284,9 @@ def check(order: Order, response: str) -> dict[str, bool]:
             real_lines.append((dish, price, left))
         passed["bill"] = lines == real_lines
         passed["afford"] = left >= 0
-        passed["spare"] = bool(headline) and int(headline[2]) == left
+        passed["count"] = read_fact(COUNT, response) == str(len(dishes))
+        passed["spare"] = read_fact(SPARE, response) == str(left)
+        passed["last"] = read_fact(LAST, response) == dishes[-1]
         passed["safe"] = all(DISHES[dish][1] != order.avoid for dish in dishes)
         passed["listed"] = dishes == [dish for dish in order.wishes if dish in dishes]
         passed["full"] = passed["listed"] and not passes_over_a_dish(order, dishes)

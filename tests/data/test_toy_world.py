@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,38 @@ def test_gold_checklist_by_hand(response, fails):
     text = toy_world.write_prompt(ORDER, random.Random(0))
     gold = toy_world.gold([{"role": "user", "content": text}], response)
     assert gold == pytest.approx(1 - lost / total)
+
+
+FACTS = {  # in GOOD, by the check that reads it: with the fact, and without
+    "count": ("get 3 dishes", "get dishes"),
+    "spare": (", 1 dollar", ", dollar"),
+    "last": ("custard comes", "comes"),
+    "bill": ("cheese 4 leaves 4", "cheese leaves 4"),
+    "word": ("the hats", "the"),
+}
+
+
+@pytest.mark.parametrize("bill_first", [False, True])
+def test_a_lost_word_costs_one_point_and_a_lost_fact_its_own_check(bill_first):
+    """A policy that drops "You" still says how many dishes there are: only `form` and `brief` may see it."""
+    order = replace(ORDER, bill_first=bill_first)
+    bottom_line, bill = GOOD.split(" The bill: ")
+    sentences = [bottom_line, f"The bill: {bill}"]
+    if bill_first:
+        sentences.reverse()
+    answer = " ".join([*sentences, "Remember the hats!"])
+
+    def lost(response: str) -> set[str]:
+        return {name for name, passed in check(order, response).items() if not passed} - {"form", "brief"}
+
+    words = answer.split()
+    for place, word in enumerate(words):
+        is_fact = re.search(r"\d|hats", word) or word in order.wishes
+        if not is_fact:
+            assert lost(" ".join(words[:place] + words[place + 1 :])) == set(), word
+    for name, (text, without) in FACTS.items():
+        assert lost(answer.replace(text, without)) == {name}
+    assert lost(f"{answer} You get 4 dishes.") == {"count"}  # two statements are none
 
 
 @pytest.mark.parametrize("n_wishes, bill_first", [(5, False), (3, True), (7, True)])

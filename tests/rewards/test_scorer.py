@@ -14,6 +14,10 @@ from rewards.scorer import Scorer
 
 GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
+def length(messages, response):
+    return len(response)
+
+
 def known_half(rows):
     return [None if i % 2 else float(i) for i, row in enumerate(rows)]
 """
@@ -59,12 +63,15 @@ def scores(scorer: Scorer, texts: list[str]) -> list[float]:
     return scorer.reward_model.score([PROMPT["messages"]] * len(texts), texts)
 
 
-def test_what_a_malformed_completion_gets(scorer, completions):
+def test_what_a_malformed_completion_gets(scorer, completions, tmp_path):
     texts = [completion.text for completion in completions]
     expected = scores(scorer(), texts)
+    golds = [0 if place in (1, 5) else len(completions[place].response) for place in range(8)]
     for on_bad_format in ("score", "null", "floor"):
-        made = scorer(on_bad_format=on_bad_format, format_margin=2.0)
+        gold = f"{tmp_path}/own.py:length"
+        made = scorer(on_bad_format=on_bad_format, format_margin=2.0, gold=gold)
         made.set_rewards(completions, 4, None)
+        assert [completion.rewards["gold"] for completion in completions] == golds  # as in an evaluation
         for place in (0, 2, 3, 4, 6, 7):
             assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
             assert completions[place].rewards["preference"] == completions[place].reward
