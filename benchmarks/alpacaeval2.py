@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    bootstrap,
+    mean_interval,
     count_rows,
     get_field,
     hard_labels,
@@ -243,7 +243,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     weights = official_weights(gamed, np.array(delta_chars, dtype=float), difficulty, y, valid)
     return {
         "win_rate": 100 * float(y[valid].mean()),
-        "win_rate_interval": bootstrap(100 * y[valid]),
+        "win_rate_interval": mean_interval(100 * y[valid]),
         "lc_win_rate": win_rate_at_equal_length(weights, difficulty),
         "discrete_win_rate": 100 * float(np.where(y == 0.5, 0.5, wins)[valid].mean()),
         "win_rate_paper": 100 * float(wins.mean()),

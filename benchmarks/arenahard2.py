@@ -27,7 +27,7 @@ from rlmt.data import read_rows
 from utils import fail
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    bootstrap,
+    mean_interval,
     count_rows,
     for_summary,
     get_field,
@@ -247,7 +247,7 @@ def category_scores(results: list[dict]) -> dict:
         "score": None,
         "score_style_controlled": None,
         "score_paper": 100 * mean(values),
-        "score_paper_interval": bootstrap(percentages, tasks=tasks),
+        "score_paper_interval": mean_interval(percentages, tasks=tasks),
         "task_means": {"score_paper": task_means(percentages, tasks)},
     }
     if not outcomes:

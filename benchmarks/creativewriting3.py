@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    bootstrap,
+    mean_interval,
     count_rows,
     get_field,
     load_sibling,
@@ -205,10 +205,10 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     all_titles = [row["title"] for row in rows]
     return {
         "overall": mean(scores),
-        "overall_interval": bootstrap(scores, tasks=titles) if scores else None,
+        "overall_interval": mean_interval(scores, tasks=titles) if scores else None,
         "iterations": [shown(values_of_iteration[i]) for i in sorted(values_of_iteration)],
         "overall_paper": mean(paper_scores),
-        "overall_paper_interval": bootstrap(paper_scores, tasks=all_titles),
+        "overall_paper_interval": mean_interval(paper_scores, tasks=all_titles),
         "task_means": {
             "overall": task_means(scores, titles),
             "overall_paper": task_means(paper_scores, all_titles),

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils import or_fail
-from benchmarks.scoring import bootstrap, check_rows, count_rows, load, mean, task_means
+from benchmarks.scoring import mean_interval, check_rows, count_rows, load, mean, task_means
 
 KEYS = ("key", "prompt")  # the official files have the prompt only
 RULES = ("strict", "loose")
@@ -225,7 +225,7 @@ def score(rows: list[dict], data: Path, source: str, check: Callable[[dict, str]
         numbers[f"instruction_{rule}"] = mean(instructions_met)
         numbers["n_instructions"] = len(instructions_met)
         if rule == "strict" and all_met:
-            numbers["prompt_strict_interval"] = bootstrap(all_met)
+            numbers["prompt_strict_interval"] = mean_interval(all_met)
             tasks_met = task_means(all_met, [result["task"] for result in checked])
             numbers["task_means"] = {"prompt_strict": tasks_met}
     return numbers | count_rows(results, tasks)

@@ -272,20 +272,26 @@ def hard_labels(x: np.ndarray, y: np.ndarray, weights: float | np.ndarray = 1) -
     return np.vstack([x, x]), labels, np.r_[weights * y, weights * (1 - y)]
 
 
-def bootstrap(values, seed: int = 0, tasks: Iterable | None = None) -> tuple[float, float]:
-    """Returns the 95 % percentile interval of the mean of `values`, by resampling tasks.
+def mean_interval(
+    values, seed: int = 0, tasks: Iterable | None = None, is_share: bool = False
+) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of `values`: Wilson's of a share, else by resampling tasks.
 
     It covers which tasks there are, and how answers and verdicts are sampled; not another training run.
+    Resampling would give a share of 0 or 1 an interval of width 0.
 
     Args:
         tasks: the task of each value. The values of a task are drawn together, since they are not
             independent: a hard task is hard for every sample, order or iteration. None: each value has a task
             of its own.
+        is_share: the values are means of zeros and ones. Values that all are 0 or 1 are a share anyway.
     """
     values = np.asarray(values, dtype=float)
     if tasks is None:
         tasks = range(len(values))
     task_of_value, names = pd.factorize(pd.Series(tasks))
+    if is_share or set(values) <= {0.0, 1.0}:
+        return wilson(values.mean(), len(names))
     sums = np.bincount(task_of_value, weights=values)
     counts = np.bincount(task_of_value)
 
@@ -294,6 +300,17 @@ def bootstrap(values, seed: int = 0, tasks: Iterable | None = None) -> tuple[flo
     means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a share of n tasks.
+
+    With several answers per task it is too wide rather than too narrow, because n counts tasks.
+    """
+    z = 1.96
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (share * (1 - share) / n + z * z / (4 * n * n)) ** 0.5
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
 
 
 # --- 3. runs.csv, from which tables are made

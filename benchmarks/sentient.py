@@ -34,7 +34,7 @@ import pandas as pd
 
 from benchmarks import shared
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import bootstrap, mean, read_object, task_means, withhold
+from benchmarks.scoring import mean_interval, mean, read_object, task_means, withhold
 from rewards import simulated_user
 from rlmt.data import write_jsonl
 from rlmt.run import load_function
@@ -85,7 +85,7 @@ def score(args, dialogues: list[dict]) -> dict:
 
     scores = {
         "mean_emotion": mean(finals),
-        "interval": bootstrap(finals, args.seed),
+        "interval": mean_interval(finals, args.seed),
         "task_means": {"mean_emotion": task_means(finals, ids)},
         "success": sum(emotion >= simulated_user.STATES["S"] for emotion in finals),
         "failure": sum(emotion < simulated_user.STATES["C"] for emotion in finals),
@@ -290,7 +290,7 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
     scores = {}
     for name in CAPABILITIES:
         known = [marks_of_dialogue[name] for marks_of_dialogue in marks if marks_of_dialogue]
-        scores[name] = {"mean": mean(known), "interval": bootstrap(known, seed)}
+        scores[name] = {"mean": mean(known), "interval": mean_interval(known, seed)}
     return scores
 
 

@@ -50,7 +50,7 @@ import pandas as pd
 from benchmarks import shared
 from benchmarks.flags import JudgeFlags
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import bootstrap, read_object
+from benchmarks.scoring import mean_interval, read_object
 from rlmt.data import read_rows, write_jsonl
 from rlmt.run import check_run, start_run
 from utils import fail, or_fail
@@ -337,7 +337,7 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
         numbers = {
             "description": trait["description"],
             "win_rate": float(of_trait.mean()),
-            "interval": bootstrap(of_trait.mean(axis=1), seed),
+            "interval": mean_interval(of_trait.mean(axis=1), seed),
             "wins": int((of_trait == 1).sum()),
             "ties": int((of_trait == 0.5).sum()),
             "losses": int((of_trait == 0).sum()),

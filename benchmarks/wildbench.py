@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import bootstrap, mean, read_object, shorten, task_means
+from benchmarks.scoring import mean_interval, mean, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown
@@ -261,7 +261,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
     lengths = [row["output_len"] for row in rows if row["output_len"]]
     numbers = {
         f"wb_{mode}": mean(values),
-        "interval": bootstrap(values, seed, tasks=tasks),
+        "interval": mean_interval(values, seed, tasks=tasks),
         "task_means": {f"wb_{mode}": means},
         "n": len(rows),
         "n_invalid": n_invalid,
@@ -364,7 +364,7 @@ def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
         standard_error = float(scores.sem())
     return {
         "score": float(scores.mean()),
-        "interval": bootstrap(scores, seed),
+        "interval": mean_interval(scores, seed),
         "task_means": {"score": of_task},
         "standard_error": standard_error,
         "all_checks": float(checks.all(axis=1).mean()),

@@ -6,8 +6,8 @@
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
 every evaluation of that model, whatever the evaluation is named, and of the last steps of its training.
-Writes all numbers to table.csv, and as .md and .tex the tables table, differences and training; of RL runs
-curves.csv and curves.png.
+Writes all numbers to table.csv, and as Markdown the tables table, differences and training; of RL runs curves.csv
+and curves.png.
 """
 
 import json
@@ -22,7 +22,7 @@ import pandas as pd
 import tyro
 
 from experiments import tables
-from notebooks.style import completions_per_step, draw, model_name, split_seed
+from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
 from page import read_lines
 from rlmt.run import digests_of
 from utils import fail, refuse_repeated
@@ -34,6 +34,7 @@ TWINS = {
     "computes": "after",
     "rlmt": "rlhf",
     r"\b(grpo|ppo|dpo|rlvr)\b": "sft",
+    "-response$": "",  # the reward on the response only, of experiments/demo.sh
 }
 NAMES = {  # of metrics in runs.csv
     "score of a program": "gold",  # as nothing is trained on it
@@ -55,10 +56,8 @@ ABOUT = (
     "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
 DIFFERENCES = (
-    "A difference is taken task by task, where both rows have a value, and seed by seed; if the second row has one seed, it "
-    "is compared with each. Wins: the share of tasks in which the first row's mean over samples and seeds is higher, ties "
-    "half. At equal length: what a straight line through the tasks' differences, of gold over response tokens, says of no "
-    "difference in tokens."
+    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several. Wins: the "
+    "share of tasks in which the first row's mean over samples and seeds is higher, ties half."
 )
 
 
@@ -122,7 +121,7 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     is_program = lines["judge"].astype(str).str.contains(".py:", regex=False)
     metrics = lines["metric"].mask(is_program & (lines["metric"] == "score"), "score of a program")
     lines["column"] = metrics.replace(NAMES)
-    of_answers = lines[metrics.isin(NAMES)]  # named by one rule, as gold is compared at equal length
+    of_answers = lines[metrics.isin(NAMES)]  # named by one rule
     several_benchmarks = of_answers.groupby("row")["benchmark"].nunique().max() > 1
     for metric, part in lines.groupby(metrics):
         column = part["column"]
@@ -165,7 +164,10 @@ def read_training(runs: list[Path]) -> list[dict]:
     table = pd.DataFrame(values, columns=["row", "metric", "value"])
     cells = []
     for (row, metric), part in table.groupby(["row", "metric"], sort=False):
-        cells.append({"row": row, "benchmark": f"training: {metric}"} | tables.over_seeds(part["value"]))
+        cell = {"ours": part["value"].mean(), "seeds": len(part)}
+        if len(part) > 1:
+            cell["low"], cell["high"] = tables.interval_over_seeds(part["value"])
+        cells.append(cell | {"row": row, "benchmark": f"training: {metric}"})
     return cells
 
 
@@ -189,18 +191,6 @@ def twins_of(rows: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def compare_at_equal_length(gold: pd.Series, length: pd.Series) -> tuple[float, float]:
-    """Returns how much gold differs where two rows' responses have equally many tokens, and its standard error.
-
-    That is the intercept of a straight line (least squares) through the tasks' differences `gold` over their
-    differences `length`. NaN for fewer than four tasks, or if all lengths are alike.
-    """
-    if len(gold) < 4 or length.nunique() < 2:
-        return np.nan, np.nan
-    coefficients, covariance = np.polyfit(length, gold, deg=1, cov=True)
-    return coefficients[1], covariance[1, 1] ** 0.5
-
-
 def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> list[dict]:
     """Returns the cells of the differences between two rows, in every column that both have.
 
@@ -210,7 +200,6 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
     cells = []
     for first, second in pairs:
         name = f"{first} − {second}"
-        means = {}  # of each task's difference, by column
         for column in lines["column"].unique():
             of_column = lines[lines["column"] == column]
             one, other = (of_column[of_column["row"] == row] for row in (first, second))
@@ -219,23 +208,16 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
             if not are_asked and set(one["fingerprint"]) != set(other["fingerprint"]):
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
-            cell, means[column] = tables.difference(one, other)
+            cell, of_tasks = tables.difference(one, other)
             if cell["seeds"] == 0:
                 print(f"{name}, {column}: no difference, as they have no seed in common", file=sys.stderr)
                 continue
             cells.append(cell | {"row": name, "benchmark": column})
-            if "gold" in column and len(means[column]):  # none without values task by task
-                wins = (np.sign(means[column].round(9)) + 1) / 2
-                cells.append({"row": name, "benchmark": f"{column}: wins"} | tables.average([wins]))
-        for gold in [column for column in means if "gold" in column]:  # of each temperature
-            length = gold.replace("gold", "response tokens").partition(", by ")[0]  # no judge measures it
-            lengths = means.get(length, pd.Series(dtype=float))
-            both = pd.concat([means[gold], lengths], axis=1).dropna()
-            if both.empty:  # no lengths, or no values task by task
-                continue
-            value, error = compare_at_equal_length(both.iloc[:, 0], both.iloc[:, 1])
-            cell = {"row": name, "benchmark": f"{gold}, at equal length", "n": len(both), "ours": value}
-            cells.append(cell | {"low": value - 1.96 * error, "high": value + 1.96 * error})
+            if "gold" in column and len(of_tasks):  # none without values task by task
+                wins = (np.sign(of_tasks.round(9)) + 1) / 2
+                low, high = tables.mean_interval(wins, is_share=True)
+                cell = {"ours": wins.mean(), "low": low, "high": high, "n": len(wins), "seeds": cell["seeds"]}
+                cells.append(cell | {"row": name, "benchmark": f"{column}: wins"})
     return cells
 
 
@@ -243,7 +225,7 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
 
 
 def write_table(cells: list[dict], path: Path, *notes: str) -> str:
-    """Writes a table as Markdown, with notes under it, and as LaTeX; returns the Markdown."""
+    """Writes a table as Markdown, with notes under it; returns the text."""
     numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
     is_length = numbers["benchmark"].str.contains("tokens")
     others = tables.write_cells(numbers[~is_length], digits=3, alone=".3f")
@@ -251,8 +233,6 @@ def write_table(cells: list[dict], path: Path, *notes: str) -> str:
     table = others.join(lengths, how="outer").loc[numbers["row"].unique()].fillna("").reset_index()
     text = "\n\n".join(filter(None, [tables.markdown_table(table), *notes]))
     path.write_text(text + "\n")
-    latex = table.to_latex(index=False, escape=True).replace("±", r"$\pm$").replace("−", "$-$")
-    path.with_suffix(".tex").write_text(latex)
     return text
 
 
@@ -276,10 +256,11 @@ def describe_reward_models(runs: list[Path]) -> str:
 # --- 4. curves
 
 
-def read_curves(runs: list[Path]) -> pd.DataFrame:
-    """Reads gold and proxy of every RL run, and how many completions it had sampled before.
+def read_curves(runs: list[Path], lines: pd.DataFrame) -> pd.DataFrame:
+    """Reads gold and proxy of every RL run over the completions that it had sampled before.
 
-    Gold and proxy are of the held-out prompts if the run has some, else of a step's own completions.
+    They are of the held-out prompts if the run has some, else of a step's own completions. Their last point is then the
+    evaluation of the trained model, of the `lines` of the index: those of the last step are sampled before its update.
     """
     curves = [pd.DataFrame()]
     for run in runs:
@@ -293,9 +274,25 @@ def read_curves(runs: list[Path]) -> pd.DataFrame:
         curve = pd.DataFrame(read_lines(run / file)).rename(columns=CURVES)
         if "gold" in curve:  # SFT has none
             curve["completions"] = completions_per_step(run) * (curve["step"] - steps_before)
+            if steps_before:
+                last = {"completions": completions_per_step(run) * curve["step"].max()}
+                curve = pd.concat([curve, pd.DataFrame([last | read_end(run, lines)])])
             curve = curve.reindex(columns=["proxy", "gold", "completions"]).astype(float)  # some lack a proxy
-            curves.append(curve.dropna(subset="completions").assign(run=run.name))
+            curve = curve.dropna(subset="completions").dropna(subset=["gold", "proxy"], how="all")
+            curves.append(curve.assign(run=run.name, thinks=thinks(run)))
     return pd.concat(curves, ignore_index=True)
+
+
+def read_end(run: Path, lines: pd.DataFrame) -> dict[str, float]:
+    """Returns gold and proxy of a run's trained model in the evaluation at temperature 1, if there is one."""
+    row, seed = split_seed(run.name)
+    of_run = lines[(lines["row"] == row) & (lines["seed"] == seed)]
+    values = {}
+    for name in CURVES.values():
+        of_measure = of_run[of_run["column"].str.fullmatch(rf"{name}(, T=1)?")]
+        if len(of_measure):
+            values[name] = of_measure["value"].iloc[0]
+    return values
 
 
 def plot(curves: pd.DataFrame, path: Path) -> None:
@@ -347,7 +344,7 @@ def main(args: Args) -> None:
         print(write_table(trained, out / "training.md", means, describe_reward_models(runs)))
     if cells:
         print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
-    curves = read_curves(runs)
+    curves = read_curves(runs, lines)
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)
         plot(curves, out / "curves.png")

@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from utils import fail
-from benchmarks.scoring import INDEX_COLUMNS, bootstrap
+from benchmarks.scoring import INDEX_COLUMNS, mean_interval, wilson
 
 PAPER = Path(__file__).parents[1] / "data" / "paper" / "rlmt_tables.csv"
 
@@ -63,20 +63,21 @@ REWARDS_COLUMNS = {
 TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
 OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
 NUMBERS = (  # columns of a table as csv
-    "table row section benchmark ours low high seed_low seed_high n n_invalid seeds paper paper_parts difference "
+    "table row section benchmark ours low high n n_invalid seeds paper paper_parts difference "
     "status sampling judge wording"
 ).split()
-SCALED = ["ours", "low", "high", "seed_low", "seed_high"]
+SCALED = ["ours", "low", "high"]
+# metrics that are shares of the answers or dialogues; with a 0 or 1 for each task, others are recognised
+SHARES = ("format_ok", "success", "failure", "budget_used_up", "prompt_strict", "accuracy")
 # what a line of runs.csv, or of a run's task_means.csv, is about
 MEASURE = ["benchmark", "metric", "temperature"]
 # names, of runs and tasks too, that are texts even if they look like a number or NA
 AS_TEXT = dict.fromkeys(["run", "model", "benchmark", "task"], str)
 
 VARIANCE = (
-    "± is half a 95 % interval over the tasks. It covers which tasks there are and how answers are sampled, not how another "
-    "training run differs. With several seeds each task is averaged over them first; a metric that is no mean over tasks then "
-    "has no interval over tasks. ± over n seeds is half a 95 % interval over the seeds (Student's t), which covers training "
-    "and sampling on these tasks."
+    "± is half a 95 % interval: over the seeds (Student's t) where a row has several, which covers training and sampling on "
+    "these tasks; else over the tasks, which does not cover how another training run differs. A share has Wilson's interval "
+    "over the tasks. Brackets hold the two ends of an interval that is not even."
 )
 PRINTED = (
     "Numbers in brackets are the paper's; ours, where there is one, is before them. The paper's judge is gpt-4o for WB and "
@@ -153,9 +154,8 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
             f"{names}: several values of a seed, as of two evaluations of one model; delete all but one from runs.csv"
         )
 
-    cell = values.iloc[0].to_dict()  # n is that of each seed, as tasks are part of the fingerprint
-    if len(values) > 1 or pd.isna(cell["low"]):
-        cell["low"], cell["high"] = interval_over_tasks(read_task_means(values))
+    # n is that of each seed, as tasks are part of the fingerprint
+    cell = values.iloc[0].to_dict() | mean_over_seeds(values)
     cell |= {
         "n_invalid": values["n_invalid"].fillna(0).max(),
         "task": cell["benchmark"],
@@ -166,7 +166,7 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     cell["wording"] = " and ".join(dict.fromkeys(words)) or None
     judges = values["folder"].combine(values["judge"], judge_of).dropna()
     cell["judge"] = " and ".join(judges.unique()) or None
-    return cell | over_seeds(values["value"])
+    return cell
 
 
 def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
@@ -183,22 +183,42 @@ def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
     return seeds
 
 
-def average(seeds: list[pd.Series]) -> dict:
-    """Computes the mean of a measure and its intervals from the value of each task, one Series a seed."""
-    low, high = interval_over_tasks(seeds)
-    n = pd.concat(seeds).index.nunique()
-    return {"low": low, "high": high, "n": n} | over_seeds(pd.Series([tasks.mean() for tasks in seeds]))
+def mean_over_seeds(values: pd.DataFrame) -> dict:
+    """Computes the mean of the lines of one measure, one a seed, and its 95 % interval, see `VARIANCE`."""
+    cell = {"ours": values["value"].mean(), "seeds": len(values)}
+    tasks = read_task_means(values)
+    if tasks and is_share(values, tasks):
+        low, high = mean_interval(of_tasks(tasks), is_share=True)
+    elif len(values) > 1:
+        low, high = interval_over_seeds(values["value"])
+    elif tasks:
+        low, high = mean_interval(tasks[0])
+    else:  # a metric that is no mean over tasks, or an evaluation whose folder is not here
+        low, high = values["low"].iloc[0], values["high"].iloc[0]
+    return cell | {"low": low, "high": high}
+
+
+def is_share(values: pd.DataFrame, tasks: list[pd.Series]) -> bool:
+    """Returns whether each answer counts as 0 or 1 in the metric of these lines."""
+    names = values["metric"].str.startswith(SHARES)
+    return bool(names.all()) or set(pd.concat(tasks).unique()) <= {0.0, 1.0}
+
+
+def of_tasks(seeds: list[pd.Series]) -> pd.Series:
+    """Averages each task over the seeds: a task that is hard for one is hard for the others."""
+    return pd.concat(seeds).groupby(level=0, sort=False).mean()
 
 
 def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Series]:
-    """Computes the mean difference of two rows in one column, and its intervals, from their lines of the index.
+    """Computes the mean difference of two rows in one column, and its interval, from their lines of the index.
 
     Returns the cell, and each task's difference, averaged over the seeds; none if the metric is no mean over
-    tasks. Seeds are paired by number; a second row with one seed is compared with each of the first.
+    tasks. Seeds are paired by number. If only one row has several seeds, the interval is over tasks: seeds
+    would not cover how the other row varies.
     """
     for lines in (first, second):
         summarize_seeds(lines)  # exits with 2 if these are no seeds of one measurement
-    is_paired = len(second) > 1
+    is_paired = len(first) > 1 and len(second) > 1
     first, second = (lines.dropna(subset="value") for lines in (first, second))
     if set(first["fingerprint"]) != set(second["fingerprint"]):
         names = " and ".join([first["run"].iloc[0], second["run"].iloc[0]])
@@ -208,32 +228,42 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
         second = second[second["seed"].isin(first["seed"])].sort_values("seed")
     ones = read_task_means(first)
     others = read_task_means(second)
-    if not ones or not others:
-        values = first["value"].to_numpy() - second["value"].to_numpy()
-        return over_seeds(pd.Series(values)), pd.Series(dtype=float)
-    if len(others) == 1:
-        others = others * len(ones)
-    seeds = [(one - other).dropna() for one, other in zip(ones, others, strict=True)]
-    return average(seeds), pd.concat(seeds).groupby(level=0, sort=False).mean()
+    if not is_paired:
+        ones = [of_tasks(ones)] if ones else []
+        others = [of_tasks(others)] if others else []
+    if ones and others:
+        seeds = [(one - other).dropna() for one, other in zip(ones, others, strict=True)]
+        means = pd.Series([tasks.mean() for tasks in seeds])
+        tasks = of_tasks(seeds)
+    else:
+        means = pd.Series(first["value"].mean() - second["value"].mean())
+        if is_paired:
+            means = pd.Series(first["value"].to_numpy() - second["value"].to_numpy())
+        tasks = pd.Series(dtype=float)
+    cell = {"ours": means.mean(), "seeds": len(means), "n": len(tasks) or None}
+
+    if len(tasks) and is_share(first, ones):
+        cell["low"], cell["high"] = interval_of_shares(of_tasks(ones), of_tasks(others))
+    elif len(means) > 1:
+        cell["low"], cell["high"] = interval_over_seeds(means)
+    elif len(tasks):
+        cell["low"], cell["high"] = mean_interval(tasks)
+    return cell, tasks
 
 
-def over_seeds(values: pd.Series) -> dict:
-    """Computes the mean of the seeds' values, and its 95 % interval by Student's t; NaN for one seed."""
-    seeds = len(values)
-    mean = values.mean()
-    half = stats.t.ppf(0.975, seeds - 1) * values.sem()
-    return {"ours": mean, "seed_low": mean - half, "seed_high": mean + half, "seeds": seeds}
+def interval_over_seeds(values: pd.Series) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of the seeds' values by Student's t."""
+    half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
+    return values.mean() - half, values.mean() + half
 
 
-def interval_over_tasks(seeds: list[pd.Series]) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean by resampling tasks, each averaged over the seeds first; NaN without
-    seeds.
-
-    A task that is hard for one seed is hard for the others, so seeds are not further tasks.
-    """
-    if not seeds:
-        return math.nan, math.nan
-    return bootstrap(pd.concat(seeds).groupby(level=0, sort=False).mean())
+def interval_of_shares(one: pd.Series, other: pd.Series) -> tuple[float, float]:
+    """Returns Newcombe's 95 % interval of a difference of two shares, from the Wilson interval of each."""
+    (low_1, high_1), (low_2, high_2) = (wilson(share.mean(), len(share)) for share in (one, other))
+    mean_1, mean_2 = one.mean(), other.mean()
+    low = mean_1 - mean_2 - math.hypot(mean_1 - low_1, high_2 - mean_2)
+    high = mean_1 - mean_2 + math.hypot(high_1 - mean_1, mean_2 - low_2)
+    return low, high
 
 
 # --- 2. tables
@@ -331,17 +361,19 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def write_cell(cell, digits: int, alone: str) -> str:
-    """Writes `ours ± half the interval over tasks, ± over seeds (the paper's)`, each where there is one.
+    """Writes `ours ± half the interval (the paper's)`, each where there is one.
 
-    A number without an interval over tasks has the format `alone`. A * marks an average that its parts contradict.
+    An interval that is not even, as a share's, is written as its two ends. A number without an interval has the
+    format `alone`. A * marks an average that its parts contradict.
     """
     text = ""
-    if not pd.isna(cell.low):
+    middle = (cell.low + cell.high) / 2
+    if not pd.isna(cell.low) and abs(middle - cell.ours) > 0.1 * (cell.high - cell.low):
+        text = f"{cell.ours:.{digits}f} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
+    elif not pd.isna(cell.low):
         text = f"{cell.ours:.{digits}f} ± {(cell.high - cell.low) / 2:.{digits}f}"
     elif not pd.isna(cell.ours):
         text = f"{cell.ours:{alone}}"
-    if not pd.isna(cell.seed_low):
-        text += f", ± {(cell.seed_high - cell.seed_low) / 2:.{digits}f} over {cell.seeds:g} seeds"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
     if not pd.isna(cell.paper_parts):

@@ -1,5 +1,5 @@
-"""Draws a run alike in all notebooks and pictures: a colour per method, solid with thinking, dashed without,
-and a row of several seeds as their mean in a band from the lowest to the highest."""
+"""Draws a run alike in all notebooks and pictures: a colour and a marker per method, solid with thinking, dashed
+without, and a row of several seeds as their mean in a band from the lowest to the highest."""
 
 import json
 import math
@@ -11,20 +11,27 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
+from utils import THINK_FORMATS
+
 plt.rcParams.update({"figure.dpi": 80, "legend.fontsize": 9, "lines.markersize": 4, "savefig.bbox": "tight"})
+# colours of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = {
-    "prompted": "tab:purple",
-    "sft": "tab:gray",
-    "rlvr": "tab:red",
-    "ppo": "tab:orange",  # of RLVR too: the last one that is in a name counts
-    "dpo": "tab:green",
+    "prompted": "#CC79A7",
+    "sft": "#707070",
+    "rlvr": "#D55E00",
+    "ppo": "#E69F00",  # of RLVR too: the last one that is in a name counts
+    "dpo": "#009E73",
 }
-GRPO = "tab:blue"  # by which every other run is trained
-MARKERS = "os^vD*XP"  # of runs with the same colour and line
+GRPO = "#0072B2"  # by which every other run is trained
+MARKERS = dict(zip([GRPO, *COLOURS.values()], "oP*Ds^"))
+MORE_MARKERS = "vX<>"  # of further runs with the same colour and line
 
 
-def of_runs(names: Iterable[str]) -> dict[str, dict]:
-    """Returns {run or row: arguments of plot}, by the words in their names."""
+def of_runs(names: Iterable[str], thinks: dict[str, bool] | None = None) -> dict[str, dict]:
+    """Returns {run or row: arguments of plot}, by the words in their names.
+
+    `thinks` has whether each thinks, as their config.json says; without it, the names do.
+    """
     styles = {}
     drawn = Counter()
     for name in names:
@@ -32,12 +39,13 @@ def of_runs(names: Iterable[str]) -> dict[str, dict]:
         for method, colour in COLOURS.items():
             if re.search(rf"\b{method}\b", name):
                 style["color"] = colour
-        if re.search("plain|rlhf", name):
+        if not (thinks[name] if thinks else not re.search("plain|rlhf", name)):
             style["linestyle"] = "dashed"
-        if re.search(r"whole|think\+response", name):  # the reward model reads the thinking too
+        elif re.search("response", name):  # the reward model does not read the thinking
             style["linestyle"] = "dotted"
         alike = tuple(style.values())
-        styles[name] = style | {"marker": MARKERS[drawn[alike] % len(MARKERS)], "markevery": 0.1}
+        markers = MARKERS[style["color"]] + MORE_MARKERS
+        styles[name] = style | {"marker": markers[drawn[alike] % len(markers)], "markevery": 0.1}
         drawn[alike] += 1
     return styles
 
@@ -74,6 +82,12 @@ def model_name(model: str) -> str:
     return path.name
 
 
+def thinks(run: Path) -> bool:
+    """Returns whether a run's completions have thinking, as its config.json says."""
+    args = json.loads((run / "config.json").read_text())["args"]
+    return THINK_FORMATS[args.get("think_format", "plain")].thinking_tags is not None
+
+
 def completions_per_step(run: Path) -> float:
     """Returns how many completions an RL run samples for a step, or for a round of DPO; NaN of another run, and
     where the rounds take all prompts until the run has ended."""
@@ -93,9 +107,10 @@ def smooth(values, window: int = 5):
 
 
 def draw(axis, curves: pd.DataFrame, x: str, y: str, window: int = 1) -> None:
-    """Draws column `y` over `x`, a line per row. `curves` has a line per `run` and value of `x`."""
+    """Draws column `y` over `x`, a line per row. `curves` has a line per `run` and value of `x`, with whether
+    the run `thinks`."""
     rows = curves["run"].map(lambda run: split_seed(run)[0])
-    styles = of_runs(rows.unique())
+    styles = of_runs(rows.unique(), curves.groupby(rows)["thinks"].first().to_dict())
     for name, part in curves.groupby(rows, sort=False):
         seeds = smooth(part.pivot(index=x, columns="run", values=y).dropna(how="all"), window)
         if seeds.empty:  # as the proxy of a run without reward model

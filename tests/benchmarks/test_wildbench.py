@@ -147,10 +147,10 @@ def test_bootstrap_draws_the_values_of_a_task_together():
     asked."""
     tasks = list(range(10))
     right = [task % 2 for task in tasks]
-    assert scoring.bootstrap(right) == scoring.bootstrap(right * 4, tasks=tasks * 4) == (0.2, 0.8)
-    low, high = scoring.bootstrap(right * 4)  # as if 40 tasks had been asked
+    assert scoring.mean_interval(right) == scoring.mean_interval(right * 4, tasks=tasks * 4) == (0.2, 0.8)
+    low, high = scoring.mean_interval(right * 4)  # as if 40 tasks had been asked
     assert low > 0.3 and high < 0.7
-    assert scoring.bootstrap([1, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 1)
+    assert scoring.mean_interval([1, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 1)
 
 
 # --- what the judge is shown, and what it says

@@ -11,7 +11,7 @@ import pytest
 from script_runs import BASE, REWARD_MODEL, ROOT, run_here
 from test_page import write
 
-from benchmarks.scoring import INDEX_COLUMNS, add_to_index, bootstrap
+from benchmarks.scoring import INDEX_COLUMNS, add_to_index, mean_interval
 from experiments import compare, tables
 from notebooks import style
 from rewards.preference import RewardModel
@@ -85,7 +85,7 @@ def test_a_row_has_means_over_tasks_and_intervals(runs, table):
     gold = table.loc[("sft-plain", "gold")]
     assert (gold.seeds, gold.n) == (1, 32) and np.isnan(gold.seed_low)  # two answers to each of 16 tasks
     assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
-    assert (gold.low, gold.high) == pytest.approx(bootstrap(expected), abs=1e-3)
+    assert (gold.low, gold.high) == pytest.approx(mean_interval(expected), abs=1e-3)
 
     summary = json.loads((runs / "eval-sft-plain/summary.json").read_text())
     (numbers,) = summary["temperatures"].values()
@@ -103,7 +103,7 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     assert gold.seeds == 2 and gold.ours == pytest.approx((first + second) / 2, abs=1e-3)
     tasks = pd.concat(seeds).groupby(level=0, sort=False).mean()
     assert gold.n == len(tasks)
-    assert (gold.low, gold.high) == pytest.approx(bootstrap(tasks), abs=1e-3)
+    assert (gold.low, gold.high) == pytest.approx(mean_interval(tasks), abs=1e-3)
     # Student's t of one degree of freedom; the standard error of two numbers is half their distance
     assert gold.seed_high - gold.ours == pytest.approx(12.706 * abs(first - second) / 2, abs=1e-2)
     assert table.loc[("grpo-plain − sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
