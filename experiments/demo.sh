@@ -61,9 +61,10 @@ run_line() {
     done
   done
   if python $command --seed "$seed" --out "$RUNS/$name" --resume > "$LOGS/$name.log" 2>&1; then
-    echo "$seconds" >> "$LOGS/done"
-    awk -v all="$ALL" -v elapsed=$(($(date +%s) - STARTED)) -v line="$(date +%T) $name is done" \
-      '{done += $1} END {printf "%s; about %.1f minutes are left\n", line, elapsed * (all / done - 1) / 60}' "$LOGS/done"
+    echo "$seconds $SECONDS" >> "$LOGS/done"
+    awk -v all="$ALL" -v lanes="$LANES" -v line="$(date +%T) $name is done" '
+      {rough += $1; real += $2}
+      END {printf "%s; about %.1f minutes are left\n", line, (all - rough) * real / rough / lanes / 60}' "$LOGS/done"
   else
     touch "$LOGS/failed"
     tail -n 30 "$LOGS/$name.log" >&2
@@ -80,8 +81,8 @@ python -m data.toy.world
 todo=$(while read -r name line; do for seed in $SEEDS; do
   [ -e "$RUNS/$name-s$seed/summary.json" ] || echo "$seed $name $line"
 done; done <<< "$lines")
-ALL=$(awk '{seconds += $3} END {print seconds}' <<< "$todo") STARTED=$(date +%s)
-export ALL STARTED
+ALL=$(awk '{seconds += $3} END {print seconds}' <<< "$todo")
+export ALL LANES
 echo "$(date +%T) $(grep -c . <<< "$todo" || true) commands, $LANES at a time; what they print goes to $LOGS/"
 if [ -n "$todo" ]; then
   tr '\n' '\0' <<< "$todo" | xargs -0 -n 1 -P "$LANES" bash -c 'run_line $0'
