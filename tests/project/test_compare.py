@@ -83,7 +83,7 @@ def gold_by_hand(runs: Path, name: str) -> pd.Series:
 def test_a_row_has_means_over_tasks_and_intervals(runs, table):
     expected = gold_by_hand(runs, "sft-plain")
     gold = table.loc[("sft-plain", "gold")]
-    assert (gold.seeds, gold.n) == (1, 32) and np.isnan(gold.seed_low)  # two answers to each of 16 tasks
+    assert (gold.seeds, gold.n) == (1, 32)  # two answers to each of 16 tasks
     assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
     assert (gold.low, gold.high) == pytest.approx(mean_interval(expected), abs=1e-3)
 
@@ -97,20 +97,32 @@ def test_a_row_has_means_over_tasks_and_intervals(runs, table):
 
 def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     before = gold_by_hand(runs, "sft-plain")
-    seeds = [(gold_by_hand(runs, f"grpo-plain-s{seed}") - before).dropna() for seed in (0, 1)]
-    first, second = [seed.mean() for seed in seeds]
+    golds = [gold_by_hand(runs, f"grpo-plain-s{seed}") for seed in (0, 1)]
+    after = pd.concat(golds).groupby(level=0, sort=False).mean()
+    tasks = (after - before).dropna()
     gold = table.loc[("grpo-plain − sft-plain", "gold")]
-    assert gold.seeds == 2 and gold.ours == pytest.approx((first + second) / 2, abs=1e-3)
-    tasks = pd.concat(seeds).groupby(level=0, sort=False).mean()
-    assert gold.n == len(tasks)
-    assert (gold.low, gold.high) == pytest.approx(mean_interval(tasks), abs=1e-3)
+    assert gold.ours == pytest.approx(tasks.mean(), abs=1e-3) and gold.n == len(tasks)
+    # SFT has one seed, so an interval over seeds would not cover how it varies
+    assert gold.seeds == 1 and (gold.low, gold.high) == pytest.approx(mean_interval(tasks), abs=1e-3)
     # Student's t of one degree of freedom; the standard error of two numbers is half their distance
-    assert gold.seed_high - gold.ours == pytest.approx(12.706 * abs(first - second) / 2, abs=1e-2)
+    row = table.loc[("grpo-plain", "gold")]
+    half = 12.706 * abs(golds[0].mean() - golds[1].mean()) / 2
+    assert row.seeds == 2 and row.high - row.ours == pytest.approx(half, abs=1e-2)
     assert table.loc[("grpo-plain − sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
     wins = table.loc[("grpo-plain − sft-plain", "gold: wins"), "ours"]
     assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
-    for file in ("differences.md", "table.tex"):
-        assert "nan" not in (runs.parent / file).read_text()
+    assert "nan" not in (runs.parent / "differences.md").read_text()
+    # a share of 16 tasks, of which one could be wrong all the same: Wilson's interval has a width
+    text = (runs.parent / "table.md").read_text()
+    assert "± 0.000" not in text
+    share = table.loc[("sft-plain", "ifeval prompt_strict")]
+    assert (share.low, share.high) == pytest.approx((0.0456, 0.6994), abs=1e-4)  # of 1 in 4, by a calculator
+
+
+def test_a_difference_of_shares_has_newcombes_interval():
+    """His example: 56 of 70 and 48 of 80."""
+    shares = [pd.Series([1.0] * 56 + [0.0] * 14), pd.Series([1.0] * 48 + [0.0] * 32)]
+    assert tables.interval_of_shares(*shares) == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
 def test_other_benchmarks_and_judges_have_columns_of_their_own(runs, tmp_path):
@@ -125,7 +137,7 @@ def test_other_benchmarks_and_judges_have_columns_of_their_own(runs, tmp_path):
     compare.main(compare.Args((tmp_path,)))
     cells = pd.read_csv(tmp_path / "table.csv").set_index(["row", "benchmark"]).index
     assert ("sft-plain", "wildbench wb_score, by other") in cells
-    assert ("grpo-plain − sft-plain", "tasks gold, at equal length") in cells
+    assert ("grpo-plain − sft-plain", "tasks gold") in cells
 
 
 def test_the_last_steps_of_training_are_in_the_table(table):
@@ -134,14 +146,16 @@ def test_the_last_steps_of_training_are_in_the_table(table):
     assert value == pytest.approx(np.mean(rewards), abs=1e-4)
 
 
-def test_gold_at_equal_length_is_where_the_line_crosses_zero_tokens():
-    """By hand: the line is 0.8 + 0.23 * tokens, the residuals 0.2, -0.1, -0.4, 0.3, their variance 0.30 / (4
-    - 2)."""
-    golds = pd.Series([1.0, 3.0, 5.0, 8.0])
-    lengths = pd.Series([0.0, 10.0, 20.0, 30.0])
-    error = np.sqrt(0.15 * (1 / 4 + 1.5**2 / 5))
-    assert compare.compare_at_equal_length(golds, lengths) == pytest.approx((0.8, error))
-    assert np.isnan(compare.compare_at_equal_length(golds, 0 * lengths)).all()
+def test_the_picture_ends_with_the_evaluated_model(runs, tmp_path):
+    """A step's completions are sampled before its update, so the log has no point of the trained model. Whether a run
+    thinks is read from its config.json: this one's name says nothing."""
+    shutil.copytree(TRAINED, tmp_path / "mine")
+    (tmp_path / "mine/held_out.jsonl").unlink()
+    line = {"row": "mine", "seed": "0", "column": "gold, T=1", "value": 0.125}
+    curve = compare.read_curves([tmp_path / "mine"], pd.DataFrame([line]))
+    n_steps = len(read_log(TRAINED / "metrics.jsonl"))
+    assert curve["completions"].tolist() == [128 * step for step in range(n_steps + 1)]
+    assert curve["gold"].iloc[-1] == 0.125 and curve["thinks"].all()
 
 
 def test_curves_are_those_of_held_out_prompts(runs):

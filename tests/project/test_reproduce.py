@@ -251,18 +251,16 @@ def test_tables_by_hand(tmp_path):
     text, table = rendered(tmp_path, "1")
     wb, popqa = table.loc[("llama3.1-8b-rlmt", "WB")], table.loc[("llama3.1-8b-rlmt", "PopQA")]
     assert (wb.ours, wb.low, wb.high, wb.seeds, wb.status) == (44, 41, 47, 1, "measured")
-    assert wb.difference == pytest.approx(44 - wb.paper) and pd.isna(wb.seed_high)
+    assert wb.difference == pytest.approx(44 - wb.paper)
     assert popqa.ours == pytest.approx(32) and popqa.seeds == 2
-    # over tasks: both are 0.32 over the seeds, though they differ by 0.6 in each
-    assert (popqa.low, popqa.high) == pytest.approx((32, 32))
-    # over seeds: t of one degree; sd of 30 and 34: sqrt(8), / sqrt(2)
-    assert popqa.seed_high - popqa.ours == pytest.approx(12.706 * 2, rel=1e-4)
+    # accuracy is a share: 0.32 of the two tasks, by Wilson over tasks, however much a seed differs
+    assert (popqa.low, popqa.high) == pytest.approx((4.2, 83.5), abs=0.1)
     none = table.loc[("llama3.1-8b-rlhf", "WB")]
     assert pd.isna(none.ours) and (none.seeds, none.status) == (0, "no headline")
     shown = next(line for line in text.splitlines() if line.startswith("| llama3.1-8b-rlmt |"))
-    assert "44.0 ± 3.0 (" in shown and "32.0 ± 0.0, ± 25.4 over 2 seeds (" in shown
-    # AE2's number is no mean over tasks
-    assert "| 53.0, ± 12.7 over 2 seeds (" in shown and shown.endswith("partly measured |")
+    assert "44.0 ± 3.0 (" in shown and "32.0 [4.2, 83.5] (" in shown
+    # AE2's number is no mean over tasks, so over seeds: t of one degree, sd of 52 and 54, sqrt(2), / sqrt(2)
+    assert "| 53.0 ± 12.7 (" in shown and shown.endswith("partly measured |")
 
 
 def test_a_table_says_how_its_columns_were_measured(tmp_path):
@@ -457,18 +455,22 @@ def test_a_dry_run_counts_what_is_left_and_a_judge_of_ones_own_is_asked(tmp_path
 
 # bash reads this before a script: then no command runs, and its words go to the file COMMANDS
 HOOK = r"""
-python() { echo "$@" >> "$COMMANDS"; }
+python() {
+    echo "$@" >> "$COMMANDS"
+    if [ "${*: -1}" = --resume ]; then mkdir -p "${@: -2:1}" && touch "${@: -2:1}/summary.json"; fi
+}
 export -f python
 """
 
 
-def test_the_demo_evaluates_every_run(tmp_path):
+@pytest.mark.parametrize("algorithms, n", [("grpo", 4), ("grpo ppo dpo response reward", 9)])
+def test_the_demo_evaluates_every_run(algorithms, n, tmp_path):
     script = HOOK + (ROOT / "experiments" / "demo.sh").read_text()
-    variables = {"COMMANDS": str(tmp_path / "commands"), "LANES": "1", "RESULTS": str(tmp_path)}
+    variables = {"COMMANDS": str(tmp_path / "commands"), "RESULTS": str(tmp_path), "ALGORITHMS": algorithms}
     subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | variables, check=True)
     commands = (tmp_path / "commands").read_text()
     assert commands.startswith("-m data.toy.world\n")
     assert commands.endswith(f"\n-m experiments.compare {tmp_path}\n")
     names = re.findall(rf"--out {tmp_path}/runs/(?!reward)(\S+)", commands)
     trained = [name for name in names if not name.startswith("eval-")]
-    assert sorted(names) == sorted([*trained, *(f"eval-{name}" for name in trained)]) and len(trained) == 9
+    assert sorted(names) == sorted([*trained, *(f"eval-{name}" for name in trained)]) and len(trained) == n
