@@ -86,4 +86,7 @@ def test_a_run_looks_alike_in_all_plots(monkeypatch):
     ]
     # config.json knows whether a run thinks, its name need not
     styles = style.of_runs(["mine", "ppo-think"], {"mine": False, "ppo-think": True})
-    assert [(line["linestyle"], line["marker"]) for line in styles.values()] == [("dashed", "o"), ("solid", "D")]
+    assert [(line["linestyle"], line["marker"]) for line in styles.values()] == [
+        ("dashed", "o"),
+        ("solid", "s"),
+    ]
