@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import shared, value_or_none
+from conftest import PUBLISHED, value_or_none
 from transformers import AutoModelForCausalLM
 
 import eval_wildbench
@@ -41,8 +41,8 @@ def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
 
 
 def test_wb_score_and_length_are_the_published_ones(tmp_path):
-    for expected in csv.DictReader(open(shared("wildbench/expected.csv"))):
-        path = shared(f"wildbench/{expected['model']}.score_v2.jsonl.gz")
+    for expected in csv.DictReader(open(PUBLISHED / "wildbench/expected.csv")):
+        path = PUBLISHED / f"wildbench/{expected['model']}.score_v2.jsonl.gz"
         out = score_stored(tmp_path, path, mode="score")
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
@@ -60,7 +60,7 @@ def test_wb_reward_of_all_published_verdict_counts():
         "lose": ("B+", "A+"),
         "lose_much": ("B++", "A++"),
     }
-    published = list(csv.DictReader(open(shared("wildbench/pairwise_counts.csv"))))
+    published = list(csv.DictReader(open(PUBLISHED / "wildbench/pairwise_counts.csv")))
     assert len(published) == 312
     for expected in published:
         names = [name for name in choices for _ in range(int(expected[name]))]
@@ -137,7 +137,7 @@ def test_a_task_counts_once_in_each_group_of_its_tags():
     ]
     out = wildbench.score_verdicts(rows, "score")
     assert out["groups"] == {"Planning & Reasoning": 80, "Math & Data Analysis": 40} and out["macro"] is None
-    for row in csv.DictReader(open(shared("wildbench/published_task_scores.csv"))):
+    for row in csv.DictReader(open(PUBLISHED / "wildbench/published_task_scores.csv")):
         groups = {group: float(row[group]) for group in wildbench.GROUPS}
         assert wildbench.macro_average(groups) == pytest.approx(float(row["WB_score_task_macro"]))
 
