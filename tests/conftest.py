@@ -189,6 +189,15 @@ def shared(name: str) -> Path:
     return path
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Has the summary tell skipped tests by their reason: one line each, without their places."""
+    report = yield
+    if isinstance(report.longrepr, tuple):
+        report.longrepr = ("tests", None, report.longrepr[2])
+    return report
+
+
 def value_or_none(read, text: str):
     """Returns what `read` makes of a reply, or None where it refuses it."""
     try:
