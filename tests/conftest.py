@@ -1,6 +1,7 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is
 downloaded."""
 
+import csv
 import gzip
 import itertools
 import importlib
@@ -196,6 +197,11 @@ def pytest_runtest_makereport(item, call):
     if isinstance(report.longrepr, tuple):
         report.longrepr = ("tests", None, report.longrepr[2])
     return report
+
+
+def table(path: Path) -> list[dict]:
+    """Returns the rows of a csv file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def value_or_none(read, text: str):

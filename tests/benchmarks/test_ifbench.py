@@ -10,8 +10,8 @@ import sys
 
 import nltk
 import pytest
-from conftest import shared
-from test_benchmarks import score, table, write
+from conftest import shared, table
+from test_benchmarks import score, write
 
 from benchmarks import ifeval
 from rewards.verified import instructions

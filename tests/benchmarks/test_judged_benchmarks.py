@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PUBLISHED, value_or_none
+from conftest import PUBLISHED, table, value_or_none
 from conftest import shared as stored
-from test_benchmarks import COMMAND, score, table, write
+from test_benchmarks import COMMAND, score, write
 
 import eval_wildbench
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
@@ -73,7 +73,7 @@ def test_alpacaeval2_published(model, tmp_path):
     row = next(row for row in table(folder / "expected.csv") if row["model"] == model)
     assert abs(out["lc_win_rate"] - float(row["published_length_controlled_win_rate"])) < 0.15
     for key, column, tolerance in (
-        ("lc_win_rate", "recomputed_lc_official_fit", 1e-3),
+        ("lc_win_rate", "recomputed_lc_official_fit", 1e-4),
         ("win_rate", "published_win_rate", 1e-9),
         ("discrete_win_rate", "published_discrete_win_rate", 1e-9),
         ("win_rate_paper", "rlmt_variant_win_rate", 1e-6),
@@ -135,9 +135,9 @@ def test_arenahard2_expected(tmp_path):
         styles += [row["style"]] * (weight1 + weight2)
     assert len(styles) == expected["battles_after_weighting"]
     assert np.allclose(np.mean(styles, axis=0), expected["feature_means"], atol=1e-6)
-    assert np.allclose(np.std(styles, axis=0, ddof=1), expected["feature_stds_ddof1"], atol=1e-6)
-    # the official tool, run on one model, first takes away the model's own mean; we do not
     features = arenahard2.scale_features(np.array(styles))
+    assert np.allclose(features * expected["feature_stds_ddof1"], styles)
+    # the official tool, run on one model, first takes away the model's own mean; we do not
     centred = arenahard2.bradley_terry(features - features.mean(axis=0), np.array(outcomes))
     assert centred == pytest.approx(expected["style_control_length_markdown_percent"], abs=1e-5)
 
@@ -192,7 +192,7 @@ def test_creativewriting3_published(model, tmp_path):
     file = folder / f"judge_texts__{model}.jsonl.gz"
     out = score("creativewriting3", file, folder, tmp_path)
     published = [row["published_item_score"] for row in read_rows(file, make_ids=False)]
-    assert [row["shown"] for row in out["rows"]] == published and len(published) == 96
+    assert [row["shown"] for row in out["rows"]] == published
     expected = next(row for row in table(folder / "expected.csv") if row["model"] == model)
     assert out["iterations"] == [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
     assert out["overall"] == pytest.approx(float(expected["recomputed_overall_0_100"]), abs=1e-9)

@@ -1,12 +1,11 @@
 """eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and a whole run
 with the toy base model, with a program and an endpoint as simulators."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
-from conftest import PUBLISHED, ROOT
+from conftest import PUBLISHED, ROOT, table
 
 import eval_sentient
 from benchmarks import sentient
@@ -33,7 +32,7 @@ def rescore(path: Path, out: Path, **flags) -> dict:
 def test_the_published_scores(tmp_path):
     """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool
     wrote."""
-    for expected in csv.DictReader(open(PUBLISHED / "sage/expected.csv")):
+    for expected in table(PUBLISHED / "sage/expected.csv"):
         path = PUBLISHED / f"sage/{expected['simulator']}_simulator__{expected['model']}.jsonl.gz"
         out = rescore(path, tmp_path / "o.json")
         assert out["mean_emotion"] == float(expected["mean_final_emotion"])
