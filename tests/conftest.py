@@ -1,6 +1,7 @@
 """Tokenizers and tiny random models that imitate the families users bring; built here, nothing is
 downloaded."""
 
+import csv
 import gzip
 import itertools
 import importlib
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PUBLISHED = ROOT / "tests" / "published"
 os.environ["PYTHONPATH"] = str(ROOT)  # scripts that tests start from their own folder import the project too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -181,11 +183,25 @@ def build_tokenizer(family: tuple, folder: Path):
 
 
 def shared(name: str) -> Path:
-    """Returns the path of shared data; skips a test where it is not there."""
+    """Returns the path of published texts; skips a test where they are not there."""
     path = ROOT.parent / "shared" / "data" / name
     if not path.exists():
-        pytest.skip(f"needs {path}")
+        pytest.skip("needs published texts, which git does not hold, in ../shared/data")
     return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Has the summary tell skipped tests by their reason: one line each, without their places."""
+    report = yield
+    if isinstance(report.longrepr, tuple):
+        report.longrepr = ("tests", None, report.longrepr[2])
+    return report
+
+
+def table(path: Path) -> list[dict]:
+    """Returns the rows of a csv file."""
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def value_or_none(read, text: str):
@@ -340,12 +356,19 @@ def random_model(family: str):
 
 
 @pytest.fixture(scope="session")
-def nltk_folder(tmp_path_factory) -> Path | None:
-    """NLTK's data in the folders where NLTK looks for it, made from the shared raw files; None without
-    them."""
+def nltk_data(tmp_path_factory) -> None:
+    """Lets NLTK find its English data: what is installed, else the shared raw files; skips a test without
+    both."""
+    import nltk  # here, as most tests need neither
+    from benchmarks import ifeval
+
     raw = ROOT.parent / "shared" / "data" / "nltk_data_english"
-    if not raw.exists():
-        return None
+    try:
+        ifeval.require_nltk_data()
+        return
+    except FileNotFoundError as error:
+        if not raw.exists():
+            pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("nltk_data")
     shutil.copytree(raw / "punkt_tab", folder / "tokenizers" / "punkt_tab" / "english")
     shutil.copytree(raw / "stopwords", folder / "corpora" / "stopwords")
@@ -353,23 +376,8 @@ def nltk_folder(tmp_path_factory) -> Path | None:
     tagger.mkdir(parents=True)
     for file in (raw / tagger.name).glob("*.gz"):
         (tagger / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-    return folder
-
-
-@pytest.fixture
-def nltk_data(nltk_folder, monkeypatch) -> None:
-    """Lets NLTK find its data; skips a test where neither the shared files nor data of your own are there."""
-    import nltk  # here, as most tests need neither
-    from benchmarks import ifeval
-
-    if nltk_folder:
-        # for processes; this one has read it when it imported nltk
-        monkeypatch.setenv("NLTK_DATA", str(nltk_folder))
-        monkeypatch.setattr(nltk.data, "path", [str(nltk_folder), *nltk.data.path])
-    try:
-        ifeval.require_nltk_data()
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    os.environ["NLTK_DATA"] = str(folder)  # for processes; this one has read it when it imported nltk
+    nltk.data.path.insert(0, str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,9 @@
-"""benchmarks/ and eval_benchmarks.py: agreement with the published scores (read from ../shared/data if it is
-there), and what becomes of malformed replies, rows and files. IFEval and IFBench are in test_ifbench.py.
+"""benchmarks/ and eval_benchmarks.py: agreement with published scores, and what becomes of malformed replies,
+rows and files. IFEval and IFBench are in test_ifbench.py.
 
 Run from the repository root: `pytest tests/benchmarks/test_benchmarks.py`.
 """
 
-import csv
 import gzip
 import itertools
 import json
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import shared
+from conftest import PUBLISHED, shared
 
 import eval_benchmarks
 import page
@@ -23,11 +22,7 @@ from benchmarks.scoring import read_file
 from benchmarks.table import BENCHMARKS
 from rlmt import endpoint
 from rlmt.data import read_log, read_rows, to_jsonl
-
-
-def table(name: str) -> list[dict]:
-    with open(shared(name)) as f:
-        return list(csv.DictReader(f))
+from published import make
 
 
 def score(benchmark: str, rows: list[dict] | Path, data: Path, tmp_path: Path) -> dict:
@@ -46,6 +41,13 @@ def write(path: Path, content) -> Path:
     """Content as .json, or as .jsonl rows."""
     path.write_text(json.dumps(content) if path.suffix == ".json" else to_jsonl(content))
     return path
+
+
+def test_the_figures_are_those_of_the_published_texts(tmp_path):
+    """As our parsers read judges' marks, solutions and a user's goodbyes."""
+    make.main(shared(""), tmp_path)
+    for path in tmp_path.glob("*/*"):
+        assert path.read_bytes() == (PUBLISHED / path.relative_to(tmp_path)).read_bytes()
 
 
 # --- words
@@ -152,10 +154,6 @@ def test_popqa(tmp_path, exits):
     assert score("popqa", [{"id": 42, "response": "bob"}], tsv, tmp_path)["accuracy"] == 1
     write(data, [{"question": "Who?", "possible_answers": '"Ann"'}])
     assert "no list" in exits(score, "popqa", rows, data, tmp_path)
-    names = read_rows(shared("popqa/popqa_subset_1000.jsonl.gz"))
-    rows = [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names]
-    out = score("popqa", rows, shared("popqa"), tmp_path)
-    assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
 
 
 LETTERS = [  # response, letter
@@ -212,7 +210,11 @@ def test_mmlu_redux_items(tmp_path):
 # --- mathematics
 
 
-def test_math500_reference_solutions(tmp_path):
+def test_reference_solutions_are_right(tmp_path):
+    names = read_rows(shared("popqa/popqa_subset_1000.jsonl.gz"))
+    rows = [{"id": t["id"], "response": f"That is {t['answers'][-1].lower()}."} for t in names]
+    out = score("popqa", rows, shared("popqa"), tmp_path)
+    assert (out["accuracy"], out["n"], out["n_missing"]) == (1, 1000, 0)
     folder = shared("math_500")
     tasks = json.load(gzip.open(folder / "test.json.gz"))
     rows = [{"unique_id": t["unique_id"], "response": t["solution"]} for t in tasks]
@@ -291,7 +293,7 @@ def test_math500_equality(answer, reference, equal, as_expression):
     "model", ["6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification"]
 )
 def test_gsm8k_published_flags(model, tmp_path):
-    folder = shared("gsm8k")
+    folder = PUBLISHED / "gsm8k"
     stored = read_rows(folder / "example_model_solutions.jsonl.gz")
     rows = [{"question": row["question"], "response": row[model]["solution"]} for row in stored]
     out = score("gsm8k", rows, folder, tmp_path)

@@ -1,19 +1,17 @@
 """IFEval and IFBench: the published results, tasks and data that do not fit.
 
-Run from the repository root: `pytest tests/benchmarks/test_ifbench.py`. The published results and NLTK's data
-are read from ../shared/data, where it is there; with NLTK data of your own the hand-made cases run without
-it.
+Run from the repository root: `pytest tests/benchmarks/test_ifbench.py`.
 """
 
 import math
-import os
 import shutil
 import subprocess
 import sys
 
+import nltk
 import pytest
-from conftest import shared
-from test_benchmarks import score, table, write
+from conftest import shared, table
+from test_benchmarks import score, write
 
 from benchmarks import ifeval
 from rewards.verified import instructions
@@ -49,7 +47,7 @@ def test_ifbench_published(tmp_path):
     out = score("ifbench", file, folder, tmp_path)
     for ours, theirs in zip(out["rows"], read_rows(file), strict=True):
         assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
-    for name, value in table("ifbench/expected.csv")[0].items():
+    for name, value in table(folder / "expected.csv")[0].items():
         assert name == "prompts" or math.isclose(out[name], float(value), abs_tol=1e-12)
     assert (out["n"], out["n_missing"]) == (147, 147)
 
@@ -62,7 +60,7 @@ def test_ifeval_published(tmp_path):
     # the two with a random letter: as the letter asked for gives
     for ours, theirs in zip(out["rows"], read_rows(file), strict=True):
         assert [ours[name] for name in FIELDS] == [theirs[name] for name in FIELDS]
-    expected = next(r for r in table("ifeval/expected.csv") if r["prompts"] == "271")
+    expected = next(r for r in table(folder / "expected.csv") if r["prompts"] == "271")
     for name in ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"):
         assert math.isclose(out[name], float(expected[name]), abs_tol=1e-12)
 
@@ -118,15 +116,15 @@ def test_an_argument_is_used_as_it_is_or_refused(name, kwargs, exits, capsys):
     assert ifeval.check(row | {"key": 1}, "a")["strict"] == [True]
 
 
-def test_nltk_data_without_english(nltk_folder, tmp_path):
+def test_nltk_data_without_english(tmp_path):
     """A folder that has other languages is one line at the start, not a response that meets nothing."""
-    if not nltk_folder:
-        pytest.skip("needs the shared files of NLTK's data")
-    shutil.copytree(nltk_folder, tmp_path / "data")
-    (tmp_path / "data/corpora/stopwords/english").rename(tmp_path / "data/corpora/stopwords/german")
-    command = [sys.executable, "-c", "from benchmarks import ifeval; ifeval.require_nltk_data()"]
-    environment = os.environ | {"NLTK_DATA": str(tmp_path / "data")}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    for part in ("tokenizers/punkt_tab", "taggers/averaged_perceptron_tagger_eng", "corpora/stopwords"):
+        shutil.copytree(nltk.data.find(part), tmp_path / part)
+    (tmp_path / "corpora/stopwords/english").unlink()
+    (tmp_path / "corpora/stopwords/german").touch()
+    program = "import sys, nltk; nltk.data.path = sys.argv[1:]; from benchmarks import ifeval; "
+    command = [sys.executable, "-c", program + "ifeval.require_nltk_data()", tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert "NLTK's English data is missing; run: python -m nltk.downloader" in run.stderr
 
 

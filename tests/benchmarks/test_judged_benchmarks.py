@@ -1,5 +1,5 @@
-"""AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores (read from ../shared/data if
-it is there), how verdicts are read, and whole runs of eval_benchmarks.py with a real HTTP judge."""
+"""AlpacaEval, Arena-Hard and Creative Writing: agreement with published scores, how verdicts are read, and
+whole runs of eval_benchmarks.py with a real HTTP judge."""
 
 import json
 import math
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import PUBLISHED, table, value_or_none
 from conftest import shared as stored
-from conftest import value_or_none
-from test_benchmarks import COMMAND, score, table, write
+from test_benchmarks import COMMAND, score, write
 
 import eval_wildbench
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
@@ -68,12 +68,12 @@ def few_refits(monkeypatch):
 
 @pytest.mark.parametrize("model", ["FuseChat-Llama-3.1-8B-Instruct", "claude-2.1"])
 def test_alpacaeval2_published(model, tmp_path):
-    folder = stored("alpacaeval2")
+    folder = PUBLISHED / "alpacaeval2"
     out = score("alpacaeval2", folder / f"annotations__{model}.jsonl.gz", folder, tmp_path)
-    row = next(row for row in table("alpacaeval2/expected.csv") if row["model"] == model)
+    row = next(row for row in table(folder / "expected.csv") if row["model"] == model)
     assert abs(out["lc_win_rate"] - float(row["published_length_controlled_win_rate"])) < 0.15
     for key, column, tolerance in (
-        ("lc_win_rate", "recomputed_lc_official_fit", 1e-3),
+        ("lc_win_rate", "recomputed_lc_official_fit", 1e-4),
         ("win_rate", "published_win_rate", 1e-9),
         ("discrete_win_rate", "published_discrete_win_rate", 1e-9),
         ("win_rate_paper", "rlmt_variant_win_rate", 1e-6),
@@ -116,7 +116,7 @@ def test_parse_alpacaeval2(text, winner):
 
 
 def test_arenahard2_expected(tmp_path):
-    folder = stored("arena_hard_v2")
+    folder = PUBLISHED / "arena_hard_v2"
     out = score("arenahard2", folder / "synthetic_verdicts__llama3.1-8b-instruct.jsonl.gz", folder, tmp_path)
     expected = json.loads((folder / "synthetic_expected__llama3.1-8b-instruct.json").read_text())
     assert out["score"] == pytest.approx(expected["plain_weighted_mean_percent"], abs=1e-5)
@@ -135,9 +135,9 @@ def test_arenahard2_expected(tmp_path):
         styles += [row["style"]] * (weight1 + weight2)
     assert len(styles) == expected["battles_after_weighting"]
     assert np.allclose(np.mean(styles, axis=0), expected["feature_means"], atol=1e-6)
-    assert np.allclose(np.std(styles, axis=0, ddof=1), expected["feature_stds_ddof1"], atol=1e-6)
-    # the official tool, run on one model, first takes away the model's own mean; we do not
     features = arenahard2.scale_features(np.array(styles))
+    assert np.allclose(features * expected["feature_stds_ddof1"], styles)
+    # the official tool, run on one model, first takes away the model's own mean; we do not
     centred = arenahard2.bradley_terry(features - features.mean(axis=0), np.array(outcomes))
     assert centred == pytest.approx(expected["style_control_length_markdown_percent"], abs=1e-5)
 
@@ -188,12 +188,12 @@ def test_arenahard2_style_is_that_of_the_published_answers():
 
 @pytest.mark.parametrize("model", ["meta-llama__llama-3.1-8b-instruct", "claude-3-5-sonnet-20241022"])
 def test_creativewriting3_published(model, tmp_path):
-    folder = stored("creativewritingv3")
+    folder = PUBLISHED / "creativewritingv3"
     file = folder / f"judge_texts__{model}.jsonl.gz"
     out = score("creativewriting3", file, folder, tmp_path)
     published = [row["published_item_score"] for row in read_rows(file, make_ids=False)]
-    assert [row["shown"] for row in out["rows"]] == published and len(published) == 96
-    expected = next(row for row in table("creativewritingv3/expected.csv") if row["model"] == model)
+    assert [row["shown"] for row in out["rows"]] == published
+    expected = next(row for row in table(folder / "expected.csv") if row["model"] == model)
     assert out["iterations"] == [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
     assert out["overall"] == pytest.approx(float(expected["recomputed_overall_0_100"]), abs=1e-9)
     assert (out["n"], out["n_invalid"], out["n_incomplete"], out["n_missing"]) == (96, 0, 0, 0)

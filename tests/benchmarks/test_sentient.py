@@ -1,12 +1,11 @@
 """eval_sentient.py: the published scores from stored dialogues, what a judge finds in them, and a whole run
 with the toy base model, with a program and an endpoint as simulators."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, shared
+from conftest import PUBLISHED, ROOT, table
 
 import eval_sentient
 from benchmarks import sentient
@@ -33,8 +32,8 @@ def rescore(path: Path, out: Path, **flags) -> dict:
 def test_the_published_scores(tmp_path):
     """Our rules also make the start, each emotion and the end of these dialogues, which SAGE's own tool
     wrote."""
-    for expected in csv.DictReader(open(shared("sage/expected.csv"))):
-        path = shared(f"sage/{expected['simulator']}_simulator__{expected['model']}.jsonl.gz")
+    for expected in table(PUBLISHED / "sage/expected.csv"):
+        path = PUBLISHED / f"sage/{expected['simulator']}_simulator__{expected['model']}.jsonl.gz"
         out = rescore(path, tmp_path / "o.json")
         assert out["mean_emotion"] == float(expected["mean_final_emotion"])
         assert out["success"] == int(expected["n_final_ge_100"])
@@ -49,8 +48,7 @@ def test_the_published_scores(tmp_path):
             emotion = first["emotion-point"]
             assert emotion == sim.SAGE["start"]
             for turn in later:
-                holds_change = turn if "change" in turn else turn["planning"]
-                emotion = sim.new_emotion(emotion, holds_change["change"], sim.SAGE)
+                emotion = sim.new_emotion(emotion, turn["change"], sim.SAGE)
                 is_over = sim.ending(emotion, turn["content"], sim.SAGE)
                 assert turn["emotion-point"] == emotion and (turn is later[-1] or not is_over)
             assert stored["emo_point"] == emotion

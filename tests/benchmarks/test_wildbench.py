@@ -1,7 +1,6 @@
 """WildBench: published scores from stored verdicts, rewards by hand, replies that hold no verdict, and whole
 runs with a real HTTP judge."""
 
-import csv
 import json
 import random
 import re
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import shared, value_or_none
+from conftest import PUBLISHED, table, value_or_none
 from transformers import AutoModelForCausalLM
 
 import eval_wildbench
@@ -41,8 +40,8 @@ def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
 
 
 def test_wb_score_and_length_are_the_published_ones(tmp_path):
-    for expected in csv.DictReader(open(shared("wildbench/expected.csv"))):
-        path = shared(f"wildbench/{expected['model']}.score_v2.jsonl.gz")
+    for expected in table(PUBLISHED / "wildbench/expected.csv"):
+        path = PUBLISHED / f"wildbench/{expected['model']}.score_v2.jsonl.gz"
         out = score_stored(tmp_path, path, mode="score")
         assert out["wb_score"] == pytest.approx(float(expected["published_WB_score"]), abs=1e-6)
         assert out["length"] == pytest.approx(float(expected["published_Length"]), abs=1e-6)
@@ -60,7 +59,7 @@ def test_wb_reward_of_all_published_verdict_counts():
         "lose": ("B+", "A+"),
         "lose_much": ("B++", "A++"),
     }
-    published = list(csv.DictReader(open(shared("wildbench/pairwise_counts.csv"))))
+    published = table(PUBLISHED / "wildbench/pairwise_counts.csv")
     assert len(published) == 312
     for expected in published:
         names = [name for name in choices for _ in range(int(expected[name]))]
@@ -137,7 +136,7 @@ def test_a_task_counts_once_in_each_group_of_its_tags():
     ]
     out = wildbench.score_verdicts(rows, "score")
     assert out["groups"] == {"Planning & Reasoning": 80, "Math & Data Analysis": 40} and out["macro"] is None
-    for row in csv.DictReader(open(shared("wildbench/published_task_scores.csv"))):
+    for row in table(PUBLISHED / "wildbench/published_task_scores.csv"):
         groups = {group: float(row[group]) for group in wildbench.GROUPS}
         assert wildbench.macro_average(groups) == pytest.approx(float(row["WB_score_task_macro"]))
 
@@ -291,7 +290,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(serve, evaluate, tmp_path):
     done = evaluate(*words, "--resume")
     assert not elsewhere.requests and numbers(tmp_path / "run") == out
     assert re.search(r"\n +wb_reward .*\n.*next: python page.py \S+/run\n$", done.stdout, re.DOTALL)
-    index = list(csv.DictReader(open(tmp_path / "runs.csv")))
+    index = table(tmp_path / "runs.csv")
     assert (index[0]["n"], index[0]["judge"], index[1]["n"]) == ("16", "longer", "8")  # verdicts; completions
 
 
