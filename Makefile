@@ -40,10 +40,11 @@ $(ALL): $(DEMO)
 demo: $(DEMO)
 	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
-# A file's tests run in one process, which makes their models and runs once.
+# A file's tests run in one process, which makes their models and runs once. The longest files come first.
+LONGEST := $(addprefix tests/,scripts/test_resume.py rlmt/test_sampler.py project/test_bench.py project/test_small.py)
 test: setup
 	$(PY) -m ruff check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

@@ -3,7 +3,7 @@ two such.
 
 A process of its own takes eight seconds of CPU time until a script's first line. Those here run the script
 itself. Two of a launch are joined by torch.distributed as torchrun joins them; the launcher itself is tried
-in tests/scripts/test_two_processes.py.
+in tests/rlmt/test_usage.py.
 """
 
 import multiprocessing

@@ -20,6 +20,7 @@ from launch import ROOT
 from rlmt import checkpoint, run
 from data.toy import world
 from rlmt.data import read_log, write_jsonl
+from rlmt.run import LOGS
 
 BASE = "data/toy/base"
 REWARD_MODEL = "data/toy/reward_model"
@@ -97,7 +98,8 @@ def killed_after(step: int, whole: Path, killed: Path) -> None:
     for folder in killed.glob("checkpoint-*"):
         if int(folder.name.removeprefix("checkpoint-")) > step:
             shutil.rmtree(folder)
-    shutil.rmtree(killed / "model")
+    for name in ("model", "adapter"):
+        shutil.rmtree(killed / name, ignore_errors=True)
     (killed / "summary.json").unlink()
 
 
@@ -114,10 +116,12 @@ def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> boo
 
 
 def check_same_bits(whole: Path, broken: Path) -> None:
-    """Compares a run that was killed and resumed with one that was not."""
-    assert is_same(weights_of(broken / "model"), weights_of(whole / "model"))
-    assert read_log(broken / "completions.jsonl") == read_log(whole / "completions.jsonl")
+    """Compares a run that was killed and resumed with one that was not: logs, and weights of all kinds."""
     assert metrics_of(broken) == metrics_of(whole)
+    for log in LOGS[1:]:
+        assert read_log(broken / log) == read_log(whole / log)
+    for path in whole.rglob("*.safetensors"):
+        assert (broken / path.relative_to(whole)).read_bytes() == path.read_bytes(), path
 
 
 def metrics_of(run: Path) -> list[dict]:

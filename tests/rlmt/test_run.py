@@ -1,21 +1,15 @@
-"""rlmt/run.py: arguments, the run's folder, its log, and how a run ends: by SIGTERM, Ctrl-C, kill -9, a hang."""
+"""rlmt/run.py: arguments, the run's folder, its log. tests/scripts/test_resume.py has its end."""
 
-import ctypes
 import dataclasses
 import json
-import os
-import re
-import signal
 import sys
 from pathlib import Path
 
 import filelock
 import pytest
 
-from launch import DDP, finished, started_ranks
 from rlmt import run as rlmt_run
-from rlmt.checkpoint import latest, step_of
-from rlmt.data import read_log, write_jsonl
+from rlmt.data import read_log
 from rlmt.model import start_accelerator
 from rlmt.run import (
     RLArgs,
@@ -27,12 +21,6 @@ from rlmt.run import (
     rows_of_step,
     start_run,
     training,
-)
-from script_runs import BASE, check_same_bits, wait_for_lines, write_prompts
-
-TINY = (
-    f"train_grpo.py --preset toy --model {BASE} --prompts-per-step 4 --group-size 4 --save-steps 2 "
-    "--max-completion-tokens 16 --on-bad-format score --prompts"
 )
 
 
@@ -214,70 +202,3 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = events.EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("reward/gold")
     assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])
-
-
-# --- the end of runs
-
-
-@pytest.fixture
-def words(tmp_path) -> list[str]:
-    """A run of two processes, without its folder."""
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 12)
-    return [*DDP, *f"{TINY} {prompts}".split()]
-
-
-def test_two_processes_lose_nothing_by_signals(words, tmp_path):
-    """One of them is told to stop, twice, then one is killed; the resumed run has the bits of one undisturbed."""
-    run = tmp_path / "run"
-    path = run / "metrics.jsonl"
-    held_out = tmp_path / "held_out.jsonl"
-    write_jsonl(held_out, read_log(write_prompts(tmp_path / "more.jsonl", 13))[-1:])
-    words += ["--gold-prompts", str(held_out), "--save-steps", "4"]
-
-    def signal_rank_1(step: int, number: int) -> list[int]:
-        """Starts the run, sends a signal at a step; returns exit codes."""
-        ranks = started_ranks([*words, "--steps", "1000", "--resume", "--out", run], tmp_path / "output")
-        wait_for_lines(path, step, lambda: all(rank.is_alive() for rank in ranks))
-        os.kill(ranks[1].pid, number)
-        for rank in ranks:
-            rank.join(120)
-        return [rank.exitcode for rank in ranks]
-
-    # only the one that leaves first is sure to leave in order
-    assert 143 in signal_rank_1(3, signal.SIGTERM)
-    assert 143 in signal_rank_1(step_of(latest(run)) + 3, signal.SIGINT)  # Ctrl-C
-    step = step_of(latest(run))
-    assert [row["step"] for row in read_log(path)] == list(range(1, step + 1))  # the last one is saved
-    codes = signal_rank_1(step + 3, signal.SIGKILL)
-    assert None not in codes and 0 not in codes  # the other does not wait
-
-    whole = tmp_path / "whole"
-    n_steps = str(step_of(latest(run)) + 1)
-    for out in (run, whole):
-        finished([*words, "--steps", n_steps, "--resume", "--out", str(out)])
-    check_same_bits(whole, run)
-    # a stop saves, but does not measure
-    assert read_log(run / "held_out.jsonl") == read_log(whole / "held_out.jsonl")
-
-
-n_calls = 0
-
-
-def hang_in_rank_1(rows: list) -> list[float]:
-    """A reward. In the second step rank 1 hangs and holds the GIL."""
-    global n_calls
-    n_calls += 1
-    if os.environ["RANK"] == "1":
-        rlmt_run.STALL_MINUTES = 0.15
-        if n_calls == 2:
-            ctypes.PyDLL(None).sleep(600)
-    return [row["n_tokens"] for row in rows]
-
-
-def test_a_process_that_hangs_ends_with_its_stacks_and_the_other_does_not_wait(words, tmp_path):
-    output = tmp_path / "output"
-    own = ["--rewards", f"{__file__}:hang_in_rank_1:1", "--out", tmp_path / "run"]
-    for rank in started_ranks([*words, *own], output):
-        rank.join(120)
-        assert rank.exitcode == 1
-    assert re.search(r"most recent call first.*\n.* in hang_in_rank_1", output.read_text())

@@ -1,24 +1,17 @@
-"""train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches, and the script on the toy, killed
-and resumed."""
+"""train_dpo.py: pairs, its loss by hand and against TRL's, micro-batches. test_resume.py runs it."""
 
 import dataclasses
-import json
 import math
-import shutil
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
-from launch import FSDP2, finished, started
-from script_runs import BASE, check_same_bits, metrics_of, run_here, wait_for_lines, weights_of, write_prompts
+from script_runs import BASE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
-from data.toy import world
 from rlmt.chat import encode_completion, encode_prompt
-from rlmt.data import read_log, write_jsonl
+from rlmt.data import write_jsonl
 from rlmt.model import Policy, start_accelerator
 import train_dpo
 from train_dpo import Pair, build_pairs, load_pairs
@@ -153,113 +146,3 @@ def test_loss_gradient_and_metrics_are_trls(trl, micro_batch_tokens):
     means = train_dpo.accumulate_gradients(pairs, len(pairs), model, args, 0, accelerator)
     assert means == pytest.approx(trl[0], rel=1e-4, abs=1e-5) and abs(means["loss"] - math.log(2)) > 1e-2
     assert (gradient_of(model) - trl[1]).norm() / trl[1].norm() < 1e-5
-
-
-# --- the script: the base model answers without thinking, and about half of its answers end in time
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """A folder with training prompts, held-out prompts, and preference pairs."""
-    folder = tmp_path_factory.mktemp("data")
-    write_prompts(folder / "prompts.jsonl", 20)
-    pairs = world.pair_rows(10, 0)
-    write_jsonl(folder / "pairs.jsonl", pairs)
-    write_jsonl(folder / "held_out.jsonl", pairs[:4])
-    return folder
-
-
-def start(data: Path, out: Path, flags: str = "") -> list[str]:
-    """Returns the words of a command: some 8 pairs a round, steps of 3, 3 and 2 or fewer pairs, twice."""
-    command = (
-        f"train_dpo.py --preset toy --model {BASE} --think-format plain --max-completion-tokens 64 "
-        "--prompts-per-round 8 --samples-per-prompt 6 --rollout-batch-size 8 --batch-size 3 --epochs 2 "
-        f"--save-steps 1 --prompts {data}/prompts.jsonl --gold-prompts {data}/held_out.jsonl --out {out} {flags}"
-    )
-    return command.split()
-
-
-def train(data: Path, out: Path, flags: str = "") -> Path:
-    run_here([sys.executable, *start(data, out, flags)])
-    return out
-
-
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory) -> Path:
-    """A run of two rounds that nothing disturbs."""
-    return train(data, tmp_path_factory.mktemp("whole") / "run")
-
-
-def test_what_a_run_writes(whole):
-    completions = read_log(whole / "completions.jsonl")
-    assert {row["reward"] for row in completions if row["status"] != "ok"} == {None}
-    for number, metrics in enumerate(read_log(whole / "metrics.jsonl"), start=1):
-        assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
-        steps = read_log(whole / f"round-{number}" / "metrics.jsonl")
-        assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
-        assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
-        assert sum(step["rewards/margins"] for step in steps[len(steps) // 2 :]) > 0
-    assert len({row["id"] for row in completions}) == 16  # other prompts in each round
-    assert [row["step"] for row in read_log(whole / "held_out.jsonl")] == [0, 1, 2]
-
-
-def kill(words: list[str], log: Path, n_lines: int) -> None:
-    """Starts a run and kills it (SIGKILL) as soon as a log has so many lines."""
-    process = started(words, log.parent.parent.parent / "output")
-    wait_for_lines(log, n_lines, process.is_alive)
-    process.kill()
-    process.join()
-
-
-def test_a_killed_run_ends_with_the_same_bits(whole, data, tmp_path):
-    """Killed as round 1 samples, in the second epoch of round 2, which is added to a finished run, and at its
-    end."""
-    out = tmp_path / "run"
-    words = start(data, out, "--resume")
-    kill(words, out / "round-1" / "samples-0.jsonl", 9)
-    sampled = (out / "round-1" / "samples-0.jsonl").read_text()
-    n_last = len(sampled.splitlines(keepends=True)[-1])
-    (out / "round-1" / "samples-0.jsonl").write_text(sampled[: -n_last // 2])  # the last one is torn
-    scored = (whole / "round-1" / "scores-0.jsonl").read_text()
-    (out / "round-1" / "scores-0.jsonl").write_text(scored[:200])  # as if it were killed again as it scores
-    train(data, out, "--resume --rounds 1")
-    assert (out / "round-1" / "samples-0.jsonl").read_text().startswith(sampled[:-n_last])
-
-    second_epoch = len(read_log(whole / "round-2" / "metrics.jsonl")) // 2 + 1
-    kill(words, out / "round-2" / "metrics.jsonl", second_epoch)
-    run_here([sys.executable, *words])
-    shutil.rmtree(out / "model")  # as if killed before the last round's model was copied
-    (out / "summary.json").unlink()
-    run_here([sys.executable, *words])
-
-    for name in ("", "round-1", "round-2"):
-        check_same_bits(whole / name, out / name)
-    for name in ("held_out.jsonl", "held_out_completions.jsonl", "best_by_gold/model.safetensors"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
-
-
-def test_two_processes_are_one(data, tmp_path):
-    """Each of two processes samples its share; FSDP2 trains on the pairs as one process does."""
-    flags = "--rounds 1 --lora-r 4 --gold-prompts="
-    two = tmp_path / "two"
-    finished([sys.executable, *FSDP2, *start(data, two, flags)])
-    one = tmp_path / "one"
-    (one / "round-1").mkdir(parents=True)
-    for path in (two / "round-1").glob("samples-*"):
-        shutil.copy(path, one / "round-1")
-    config = json.loads((two / "config.json").read_text())
-    (one / "config.json").write_text(json.dumps(config | {"processes": 1}))
-    train(data, one, f"{flags} --resume")
-
-    texts = [row["text"] for row in read_log(two / "completions.jsonl")]
-    assert len(texts) == 48 and len(set(texts)) > 24
-    for ours, theirs in zip(metrics_of(two / "round-1"), metrics_of(one / "round-1"), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert weights_of(two / "adapter").keys() == weights_of(one / "adapter").keys() != set()
-
-
-def test_what_cannot_be_trained_on_is_said(data, tmp_path, exits):
-    """The base model writes no thinking, so nothing is valid."""
-    few = "--think-format think --samples-per-prompt 2 --gold-prompts="
-    assert "no prompt gave a pair ({'no_valid': 8})" in exits(train, data, tmp_path / "run", few)
-    assert "4 are trained on" in exits(train, data, tmp_path, f"--pairs {data}/pairs.jsonl")

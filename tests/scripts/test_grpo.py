@@ -1,8 +1,8 @@
-"""train_grpo.py: advantages against naive loops, the loss against TRL's, the script on the toy world."""
+"""train_grpo.py: advantages against naive loops, the loss against TRL's, dynamic sampling, bad arguments. test_resume.py runs
+the script."""
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launch import FSDP2, finished
-from script_runs import (
-    BASE,
-    ROOT,
-    check_same_bits,
-    killed_after,
-    run_here,
-    run_vllm_here,
-    weights_of,
-    write_prompts,
-)
+from script_runs import BASE, ROOT, run_here, weights_of, write_prompts
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import trl  # GRPOTrainer is loaded when it is named first, with vLLM
 
-from rlmt.data import read_log, write_jsonl
+from rlmt.data import read_log
 from rlmt.run import rows_of_step
 import train_grpo
 
@@ -186,47 +176,13 @@ def prompts(tmp_path_factory) -> Path:
     return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", 60)
 
 
-def command(launcher: list[str], prompts: Path, out: Path, more: str) -> list[str]:
+def command(prompts: Path, out: Path, more: str) -> list[str]:
     """Returns a tiny run. The base model has no format, so its text is scored as it is."""
     tiny = (
         f"train_grpo.py --preset toy --model {BASE} --prompts-per-step 4 --group-size 4 --save-steps 1 "
         f"--max-completion-tokens 24 --on-bad-format score --prompts {prompts} --out {out} {more}"
     )
-    return [sys.executable, *launcher, *tiny.split()]
-
-
-def test_a_killed_run_ends_with_the_same_bits(prompts, tmp_path, capfd):
-    """With LoRA, vLLM and held-out prompts; killed in the second epoch."""
-    held_out = tmp_path / "held_out.jsonl"
-    write_jsonl(held_out, read_log(prompts)[-1:])
-    more = f"--rollout vllm --lora-r 4 --learning-rate 1e-2 --steps 4 --gold-prompts {held_out}"
-    ten_prompts = write_prompts(tmp_path / "prompts.jsonl", 10)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run_vllm_here(command([], ten_prompts, whole, more))
-    killed_after(3, whole, broken)
-    shutil.rmtree(broken / "adapter")
-    run_vllm_here(command([], ten_prompts, broken, f"{more} --resume"))
-    assert f"resumes from {broken}/checkpoint-3" in capfd.readouterr().out
-
-    check_same_bits(whole, broken)
-    for metrics in read_log(broken / "metrics.jsonl"):
-        assert math.isfinite(metrics["loss"]) and metrics["sampling/logprob_gap"] < 1e-4
-    measured = read_log(broken / "held_out.jsonl")
-    assert measured == read_log(whole / "held_out.jsonl")
-    assert [row["step"] for row in measured] == [0, 1, 2, 3, 4] and {row["n"] for row in measured} == {1}
-    for file in ("best_by_gold/think_format.json", "adapter/adapter_model.safetensors"):
-        assert (broken / file).exists()
-
-
-def test_two_processes_resume_with_the_same_bits(prompts, tmp_path):
-    """Weights and optimizer are sharded."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finished(command(FSDP2, prompts, whole, "--steps 2"))
-    killed_after(1, whole, broken)
-    said = finished(command(FSDP2, prompts, broken, "--steps 2 --resume"))
-    assert f"resumes from {broken}/checkpoint-1" in said
-    check_same_bits(whole, broken)
-    assert max(row["sampling/logprob_gap"] for row in read_log(broken / "metrics.jsonl")) < 1e-4
+    return [sys.executable, *tiny.split()]
 
 
 OWN_REWARD = """
@@ -243,7 +199,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     more = (
         f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
     )
-    run_here(command([], prompts, run, more))
+    run_here(command(prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
     assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
     assert metrics["kl"] == 0
@@ -272,7 +228,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     ],
 )
 def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):
-    done = here(*command([], prompts, tmp_path / "run", words)[1:])
+    done = here(*command(prompts, tmp_path / "run", words)[1:])
     assert done.returncode == 2 and message in done.stderr, done.stderr[-2000:]
     assert not (tmp_path / "run").exists()
 

@@ -1,13 +1,11 @@
-"""train_ppo.py: its functions by hand and against a naive loop, the critic, the script; test_wiring.py has a
-step of its loop, and test_grpo.py its clipped loss."""
+"""train_ppo.py: its functions by hand and against a naive loop, and the critic; test_wiring.py has a step of
+its loop, test_grpo.py its clipped loss, and test_resume.py runs it."""
 
 import math
-import sys
 
 import pytest
 import torch
-from launch import DDP, finished
-from script_runs import BASE, REWARD_MODEL, check_same_bits, killed_after, metrics_of, write_prompts
+from script_runs import REWARD_MODEL
 from updates import stored_conversations
 
 from rlmt.model import start_accelerator
@@ -74,25 +72,3 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
     assert (spread.item(), mean.item()) == pytest.approx((1, 0), abs=1e-4)
     means = train_ppo.accumulate_critic_gradients(completions, critic, args, 0, accelerator)
     assert 0 < means["value/loss"] < 10
-
-
-# --- the script
-
-
-def test_two_processes_resume_with_the_same_bits(tmp_path):
-    """With adapters on 4 bits, in bfloat16; the critic's head, which is zero at first, learns whole, in float32."""
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
-    command = (
-        f"train_ppo.py --preset toy --model {BASE} --think-format plain --prompts {prompts} --steps 2 "
-        "--prompts-per-step 8 --max-completion-tokens 24 --save-steps 1 --critic policy --lora-r 4 "
-        "--load-in-4bit --dtype bfloat16 --out"
-    )
-    words = [sys.executable, *DDP, *command.split()]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finished([*words, str(whole)])
-    killed_after(1, whole, broken)
-    assert f"resumes from {broken}/checkpoint-1" in finished([*words, str(broken), "--resume"])
-    check_same_bits(whole, broken)
-    first, second = metrics_of(whole)
-    assert all(map(math.isfinite, [*first.values(), *second.values()]))
-    assert first["value/mean"] == 0.0 != second["value/mean"]  # the critic and its optimizer were read

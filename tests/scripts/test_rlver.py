@@ -1,28 +1,19 @@
-"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns, the script and its
-resume."""
+"""train_rlver.py: token ids and masks of conversations, rewards, advantages on turns. test_resume.py runs it."""
 
-import json
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from launch import FSDP2, finished
-from script_runs import BASE, check_same_bits, killed_after, metrics_of, run_here, run_vllm_here
+from script_runs import BASE
 from transformers import AutoTokenizer
 
 from rlmt import chat as templates
-import eval_sentient
 import train_grpo
 import train_ppo
 import train_rlver
 import utils
-from data.toy import users as toy_users
 from rewards import simulated_user
-from rlmt.data import read_log, write_jsonl
 from rlmt.model import start_accelerator
-from rlmt.run import rows_of_step
 from rlmt.sampler import Sample
 
 PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hello!", "system": ""}
@@ -180,82 +171,3 @@ def test_ppo_carries_rewards_on_turns_back(tokenizer):
                 to_come = conversation.reward + 0.5 * sum(turn_rewards(*case)[t // 4 :])
             assert conversation.returns[t] == pytest.approx(to_come, abs=1e-6)
             assert is_policy or conversation.advantages[t] == 0
-
-
-# --- the script
-
-
-@pytest.fixture(scope="module")
-def users(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("users") / "users.jsonl"
-    write_jsonl(path, toy_users.profiles(10, 0, "train"))
-    return path
-
-
-# the base model ends some replies with <|endoftext|>; others are cut off. So conversations differ in length
-def start(launcher: list[str], users: Path, out: Path, more: str) -> list[str]:
-    command = (
-        f"train_rlver.py --preset toy --model {BASE} --think-format plain --prompts-per-step 4 --steps 3 "
-        f"--max-turn-tokens 40 --save-steps 1 --micro-batch-tokens 600 --profiles {users} --out {out} {more}"
-    )
-    return [sys.executable, *launcher, *command.split()]
-
-
-def check_files(run: Path, group_size: int, *names: str) -> None:
-    """Checks what a run of 3 steps with 4 users wrote; `names`: further keys of its metrics."""
-    rows = read_log(run / "completions.jsonl")
-    assert max(row["turns"] for row in rows) > 1
-    for row in rows:
-        spoken = [turn["role"] for turn in row["dialogue"]]
-        emotion = 0
-        if row["ended"] != "bad_format":
-            emotion = row["dialogue"][-1]["emotion-point"]
-            spoken.pop()
-        assert spoken == ["user", "assistant"] * row["turns"] and row["emotion"] == emotion
-        assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
-    ids = []
-    for step in (1, 2, 3):
-        for profile in rows_of_step(toy_users.profiles(10, 0, "train"), step, 4, 0):
-            ids += [profile["id"]] * group_size
-    assert [row["id"] for row in rows] == ids
-
-    for metrics in metrics_of(run):
-        assert metrics.keys() >= {"loss", "dialogue/success", "dialogue/ended_turns", *names}
-        assert all(math.isfinite(value) for value in metrics.values())
-        of_step = [row for row in rows if row["step"] == metrics["step"]]
-        n_turns = sum(row["turns"] for row in of_step)
-        assert metrics["dialogue/turns"] == pytest.approx(n_turns / len(of_step))
-    assert json.loads((run / "summary.json").read_text()) == {"steps": 3, "users": 10}
-    assert (run / "page.html").exists()
-    # an evaluation gives the model the context that it was trained in
-    args = eval_sentient.Args(model=str(run / "model"))
-    eval_sentient.use_trained_context(args)
-    assert args.keep_thinking and not args.ask_thinking
-
-
-def test_a_killed_run_ends_with_the_same_bits(users, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    more = "--algorithm ppo --turn-weight 1 --warmup-steps 2"
-    run_here(start([], users, whole, more))
-    assert [row["learning_rate"] for row in metrics_of(whole)] == pytest.approx([1.5e-4, 3e-4, 3e-4])
-    check_files(whole, 1, "value/loss", "value/explained_variance", "value/grad_norm")
-
-    killed_after(1, whole, broken)
-    run_here(start([], users, broken, f"{more} --resume"))
-    check_same_bits(whole, broken)
-    critic = "checkpoint-3/critic/model.safetensors"
-    assert (broken / critic).read_bytes() == (whole / critic).read_bytes()
-
-
-def test_two_processes_talk_with_the_users_of_one(users, tmp_path):
-    """Their conversations end after different numbers of turns; all must make equally many forwards."""
-    finished(start(FSDP2, users, tmp_path / "run", "--group-size 4"))
-    check_files(tmp_path / "run", 4)
-
-
-def test_vllm_samples_from_the_weights_that_are_trained(users, tmp_path):
-    """The check of the sampler counts the policy's tokens alone: the user's have no log-probability."""
-    run_vllm_here(start([], users, tmp_path / "run", "--group-size 4 --rollout vllm"))
-    check_files(tmp_path / "run", 4)
-    for metrics in metrics_of(tmp_path / "run"):
-        assert 0 < metrics["sampling/logprob_gap"] < 1e-4
