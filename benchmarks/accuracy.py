@@ -73,7 +73,7 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
         numbers[metric] = mean(value_of_task.values())
         if value_of_task:
             numbers[f"{metric}_interval"] = mean_interval(
-                list(value_of_task.values()), is_share=metric in values
+                list(value_of_task.values()), is_share=metric in values or None
             )
             numbers["task_means"][metric] = value_of_task
     return numbers | count_rows(results, tasks)

@@ -273,7 +273,7 @@ def hard_labels(x: np.ndarray, y: np.ndarray, weights: float | np.ndarray = 1) -
 
 
 def mean_interval(
-    values, seed: int = 0, tasks: Iterable | None = None, is_share: bool = False
+    values, seed: int = 0, tasks: Iterable | None = None, is_share: bool | None = None
 ) -> tuple[float, float]:
     """Returns the 95 % interval of the mean of `values`: Wilson's of a share, else by resampling tasks.
 
@@ -284,13 +284,15 @@ def mean_interval(
         tasks: the task of each value. The values of a task are drawn together, since they are not
             independent: a hard task is hard for every sample, order or iteration. None: each value has a task
             of its own.
-        is_share: the values are means of zeros and ones. Values that all are 0 or 1 are a share anyway.
+        is_share: whether the values are means of zeros and ones. None: they are if all of them are 0 or 1.
     """
     values = np.asarray(values, dtype=float)
     if tasks is None:
         tasks = range(len(values))
     task_of_value, names = pd.factorize(pd.Series(tasks))
-    if is_share or set(values) <= {0.0, 1.0}:
+    if is_share is None:
+        is_share = set(values) <= {0.0, 1.0}
+    if is_share:
         return wilson(values.mean(), len(names))
     sums = np.bincount(task_of_value, weights=values)
     counts = np.bincount(task_of_value)

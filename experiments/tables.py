@@ -192,7 +192,7 @@ def mean_over_seeds(values: pd.DataFrame) -> dict:
     elif len(values) > 1:
         low, high = interval_over_seeds(values["value"])
     elif tasks:
-        low, high = mean_interval(tasks[0])
+        low, high = mean_interval(tasks[0], is_share=False)
     else:  # a metric that is no mean over tasks, or an evaluation whose folder is not here
         low, high = values["low"].iloc[0], values["high"].iloc[0]
     return cell | {"low": low, "high": high}
@@ -200,8 +200,10 @@ def mean_over_seeds(values: pd.DataFrame) -> dict:
 
 def is_share(values: pd.DataFrame, tasks: list[pd.Series]) -> bool:
     """Returns whether each answer counts as 0 or 1 in the metric of these lines."""
-    names = values["metric"].str.startswith(SHARES)
-    return bool(names.all()) or set(pd.concat(tasks).unique()) <= {0.0, 1.0}
+    [metric] = values["metric"].unique()
+    if metric.endswith("tokens"):  # without thinking all of them have 0
+        return False
+    return metric.startswith(SHARES) or set(pd.concat(tasks).unique()) <= {0.0, 1.0}
 
 
 def of_tasks(seeds: list[pd.Series]) -> pd.Series:
@@ -247,7 +249,7 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
     elif len(means) > 1:
         cell["low"], cell["high"] = interval_over_seeds(means)
     elif len(tasks):
-        cell["low"], cell["high"] = mean_interval(tasks)
+        cell["low"], cell["high"] = mean_interval(tasks, is_share=False)
     return cell, tasks
 
 

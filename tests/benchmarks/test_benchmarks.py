@@ -141,9 +141,8 @@ def test_popqa(tmp_path, exits):
     # tasks: t0 3/5, t1 1/2, t2 1, t3 0, t5 0
     assert (out["accuracy"], out["accuracy_paper"]) == pytest.approx((2.1 / 5, 2.8 / 5))
     assert out["n"] == 11 and out["n_missing"] == 1 and "pass@2" not in out
-    # over the five tasks' means 0.8, 1, 1, 0, 0: all five draws are 0 in 1 %, 0 or one 0.8 in 3.6 %; the same
-    # for ones
-    assert out["accuracy_paper_interval"] == pytest.approx([0.8 / 5, 4.8 / 5])
+    # Wilson's interval of a share of 0.56 of five tasks, by its formula
+    assert out["accuracy_paper_interval"] == pytest.approx([0.2057, 0.8622], abs=1e-4)
     assert "fits 2 tasks" in exits(score, "popqa", [{"question": "Q3", "response": ""}], data, tmp_path)
     other = rows[0] | {"question": "Q5"}  # as of a file that counts otherwise
     assert "fits 0 tasks" in exits(score, "popqa", [other], data, tmp_path)

@@ -141,15 +141,24 @@ def test_a_task_counts_once_in_each_group_of_its_tags():
         assert wildbench.macro_average(groups) == pytest.approx(float(row["WB_score_task_macro"]))
 
 
-def test_bootstrap_draws_the_values_of_a_task_together():
-    """Ten tasks, half of them always right: Binomial(10, 1/2) has 95 % from 2 to 8, however often a task was
+def test_an_interval_draws_the_values_of_a_task_together():
+    """Ten tasks, half of them with a mark of 2: Binomial(10, 1/2) has 95 % from 2 to 8, however often a task was
     asked."""
     tasks = list(range(10))
-    right = [task % 2 for task in tasks]
-    assert scoring.mean_interval(right) == scoring.mean_interval(right * 4, tasks=tasks * 4) == (0.2, 0.8)
-    low, high = scoring.mean_interval(right * 4)  # as if 40 tasks had been asked
-    assert low > 0.3 and high < 0.7
-    assert scoring.mean_interval([1, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 1)
+    marks = [2 * (task % 2) for task in tasks]
+    assert scoring.mean_interval(marks) == scoring.mean_interval(marks * 4, tasks=tasks * 4) == (0.4, 1.6)
+    low, high = scoring.mean_interval(marks * 4)  # as if 40 tasks had been asked
+    assert low > 0.6 and high < 1.4
+    assert scoring.mean_interval([2, 0, 0, 0], tasks=["a", "b", "b", "b"]) == (0, 2)
+
+
+def test_a_share_has_wilsons_interval():
+    """By its formula; n counts tasks, not answers. Ten right answers of ten do not show that all will be right."""
+    assert scoring.mean_interval([1] * 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    half = pytest.approx((0.2366, 0.7634), abs=1e-4)
+    right = [0, 1] * 5
+    assert scoring.mean_interval(right) == scoring.mean_interval(right * 4, tasks=list(range(10)) * 4) == half
+    assert scoring.mean_interval([0.5] * 10, is_share=True) == half
 
 
 # --- what the judge is shown, and what it says

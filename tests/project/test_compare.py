@@ -224,7 +224,7 @@ def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):
     cell, _ = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
     # Student's t of one degree of freedom; the standard error of 0.2 and 0.3 is half their distance
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.25), 2)
-    assert cell["seed_high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)
+    assert cell["high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)
     cell, _ = tables.difference(
         lines.assign(value=[0.5, 0.7, 0.6]), lines.assign(value=[np.nan, 0.4, np.nan])
     )

@@ -39,7 +39,7 @@ def test_every_imported_package_has_a_pin():
         pins += (ROOT / file).read_text()
     pinned = {name.lower().replace("_", "-") for name in re.findall(r"([\w-]+)(?:\[\w+\])?==", pins)}
 
-    ours = {part for path in FILES for part in (path.parts[0], path.stem)}
+    ours = {part for path in FILES for part in (*path.parts, path.stem)}
     distributions = packages_distributions()
     for path in FILES:
         for name in top_imports((ROOT / path).read_text()) - ours - sys.stdlib_module_names:
