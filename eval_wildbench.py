@@ -67,7 +67,7 @@ from utils import fail, or_fail
 from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
-from benchmarks.scoring import CUT_MARK, mean_interval, for_summary, index_row, mean, withhold
+from benchmarks.scoring import CUT_MARK, for_summary, index_row, mean, mean_interval, withhold
 
 
 @dataclass

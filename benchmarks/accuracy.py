@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
-from benchmarks.scoring import mean_interval, count_rows, mean, task_means
+from benchmarks.scoring import count_rows, mean, mean_interval, task_means
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -72,9 +72,8 @@ def accuracy(results: list[dict], tasks: list[dict]) -> dict:
     for metric, value_of_task in (values | values_at_k(by_task)).items():
         numbers[metric] = mean(value_of_task.values())
         if value_of_task:
-            numbers[f"{metric}_interval"] = mean_interval(
-                list(value_of_task.values()), is_share=metric in values or None
-            )
+            is_share = metric in values or None  # values at k are not, unless all of them are 0 or 1
+            numbers[f"{metric}_interval"] = mean_interval(list(value_of_task.values()), is_share=is_share)
             numbers["task_means"][metric] = value_of_task
     return numbers | count_rows(results, tasks)
 

@@ -14,13 +14,13 @@ from scipy.special import expit
 
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    mean_interval,
     count_rows,
     get_field,
     hard_labels,
     load_sibling,
     match_rows,
     mean,
+    mean_interval,
     read_object,
     shorten,
 )

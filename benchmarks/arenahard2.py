@@ -27,7 +27,6 @@ from rlmt.data import read_rows
 from utils import fail
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    mean_interval,
     count_rows,
     for_summary,
     get_field,
@@ -35,6 +34,7 @@ from benchmarks.scoring import (
     load_sibling,
     match_rows,
     mean,
+    mean_interval,
     task_means,
 )
 from benchmarks.shared import said

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    mean_interval,
     count_rows,
     get_field,
     load_sibling,
     match_rows,
     mean,
+    mean_interval,
     task_means,
 )
 from benchmarks.shared import said

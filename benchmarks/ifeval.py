@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils import or_fail
-from benchmarks.scoring import mean_interval, check_rows, count_rows, load, mean, task_means
+from benchmarks.scoring import check_rows, count_rows, load, mean, mean_interval, task_means
 
 KEYS = ("key", "prompt")  # the official files have the prompt only
 RULES = ("strict", "loose")

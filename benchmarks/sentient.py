@@ -34,7 +34,7 @@ import pandas as pd
 
 from benchmarks import shared
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import mean_interval, mean, read_object, task_means, withhold
+from benchmarks.scoring import mean, mean_interval, read_object, task_means, withhold
 from rewards import simulated_user
 from rlmt.data import write_jsonl
 from rlmt.run import load_function

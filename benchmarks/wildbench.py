@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import mean_interval, mean, read_object, shorten, task_means
+from benchmarks.scoring import mean, mean_interval, read_object, shorten, task_means
 from benchmarks.shared import judge_request
 
 # --- 1. what the judge is shown

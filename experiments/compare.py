@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import tyro
 
+from benchmarks.scoring import mean_interval
 from experiments import tables
 from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
 from page import read_lines
@@ -164,9 +165,8 @@ def read_training(runs: list[Path]) -> list[dict]:
     table = pd.DataFrame(values, columns=["row", "metric", "value"])
     cells = []
     for (row, metric), part in table.groupby(["row", "metric"], sort=False):
-        cell = {"ours": part["value"].mean(), "seeds": len(part)}
-        if len(part) > 1:
-            cell["low"], cell["high"] = tables.interval_over_seeds(part["value"])
+        low, high = tables.interval_over_seeds(part["value"])
+        cell = {"ours": part["value"].mean(), "seeds": len(part), "low": low, "high": high}
         cells.append(cell | {"row": row, "benchmark": f"training: {metric}"})
     return cells
 
@@ -215,7 +215,7 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
             cells.append(cell | {"row": name, "benchmark": column})
             if "gold" in column and len(of_tasks):  # none without values task by task
                 wins = (np.sign(of_tasks.round(9)) + 1) / 2
-                low, high = tables.mean_interval(wins, is_share=True)
+                low, high = mean_interval(wins, is_share=True)
                 cell = {"ours": wins.mean(), "low": low, "high": high, "n": len(wins), "seeds": cell["seeds"]}
                 cells.append(cell | {"row": name, "benchmark": f"{column}: wins"})
     return cells

@@ -68,7 +68,7 @@ NUMBERS = (  # columns of a table as csv
 ).split()
 SCALED = ["ours", "low", "high"]
 # metrics that are shares of the answers or dialogues; with a 0 or 1 for each task, others are recognised
-SHARES = ("format_ok", "success", "failure", "budget_used_up", "prompt_strict", "accuracy")
+SHARES = ("format_ok", "success", "failure", "prompt_strict", "accuracy")
 # what a line of runs.csv, or of a run's task_means.csv, is about
 MEASURE = ["benchmark", "metric", "temperature"]
 # names, of runs and tasks too, that are texts even if they look like a number or NA
@@ -185,17 +185,15 @@ def read_task_means(values: pd.DataFrame) -> list[pd.Series]:
 
 def mean_over_seeds(values: pd.DataFrame) -> dict:
     """Computes the mean of the lines of one measure, one a seed, and its 95 % interval, see `VARIANCE`."""
-    cell = {"ours": values["value"].mean(), "seeds": len(values)}
+    low, high = values[["low", "high"]].iloc[0]  # as the evaluation computed them
     tasks = read_task_means(values)
     if tasks and is_share(values, tasks):
         low, high = mean_interval(of_tasks(tasks), is_share=True)
     elif len(values) > 1:
         low, high = interval_over_seeds(values["value"])
-    elif tasks:
+    elif tasks and pd.isna(low):
         low, high = mean_interval(tasks[0], is_share=False)
-    else:  # a metric that is no mean over tasks, or an evaluation whose folder is not here
-        low, high = values["low"].iloc[0], values["high"].iloc[0]
-    return cell | {"low": low, "high": high}
+    return {"ours": values["value"].mean(), "seeds": len(values), "low": low, "high": high}
 
 
 def is_share(values: pd.DataFrame, tasks: list[pd.Series]) -> bool:
@@ -230,31 +228,29 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
         second = second[second["seed"].isin(first["seed"])].sort_values("seed")
     ones = read_task_means(first)
     others = read_task_means(second)
-    if not is_paired:
-        ones = [of_tasks(ones)] if ones else []
-        others = [of_tasks(others)] if others else []
+    tasks = pd.Series(dtype=float)
     if ones and others:
+        if not is_paired:  # each row's mean over its seeds
+            ones, others = [of_tasks(ones)], [of_tasks(others)]
         seeds = [(one - other).dropna() for one, other in zip(ones, others, strict=True)]
-        means = pd.Series([tasks.mean() for tasks in seeds])
+        values = pd.Series([of_seed.mean() for of_seed in seeds])
         tasks = of_tasks(seeds)
+    elif is_paired:
+        values = pd.Series(first["value"].to_numpy() - second["value"].to_numpy())
     else:
-        means = pd.Series(first["value"].mean() - second["value"].mean())
-        if is_paired:
-            means = pd.Series(first["value"].to_numpy() - second["value"].to_numpy())
-        tasks = pd.Series(dtype=float)
-    cell = {"ours": means.mean(), "seeds": len(means), "n": len(tasks) or None}
+        values = pd.Series(first["value"].mean() - second["value"].mean())
 
+    low, high = interval_over_seeds(values)
     if len(tasks) and is_share(first, ones):
-        cell["low"], cell["high"] = interval_of_shares(of_tasks(ones), of_tasks(others))
-    elif len(means) > 1:
-        cell["low"], cell["high"] = interval_over_seeds(means)
-    elif len(tasks):
-        cell["low"], cell["high"] = mean_interval(tasks, is_share=False)
+        low, high = interval_of_shares(of_tasks(ones), of_tasks(others))
+    elif len(tasks) and len(values) == 1:
+        low, high = mean_interval(tasks, is_share=False)
+    cell = {"ours": values.mean(), "seeds": len(values), "n": len(tasks) or None, "low": low, "high": high}
     return cell, tasks
 
 
 def interval_over_seeds(values: pd.Series) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean of the seeds' values by Student's t."""
+    """Returns the 95 % interval of the mean of the seeds' values by Student's t; NaN for one seed."""
     half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
     return values.mean() - half, values.mean() + half
 

@@ -32,6 +32,9 @@ def of_runs(names: Iterable[str], thinks: dict[str, bool] | None = None) -> dict
 
     `thinks` has whether each thinks, as their config.json says; without it, the names do.
     """
+    names = list(names)
+    if thinks is None:
+        thinks = {name: not re.search("plain|rlhf", name) for name in names}
     styles = {}
     drawn = Counter()
     for name in names:
@@ -39,7 +42,7 @@ def of_runs(names: Iterable[str], thinks: dict[str, bool] | None = None) -> dict
         for method, colour in COLOURS.items():
             if re.search(rf"\b{method}\b", name):
                 style["color"] = colour
-        if not (thinks[name] if thinks else not re.search("plain|rlhf", name)):
+        if not thinks[name]:
             style["linestyle"] = "dashed"
         elif re.search("response", name):  # the reward model does not read the thinking
             style["linestyle"] = "dotted"
