@@ -57,7 +57,7 @@ from typing import Annotated, Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows, write_jsonl
 from rlmt.endpoint import Reply
-from rlmt.run import parse_args, start_run
+from rlmt.run import parse_args
 import tyro
 
 from benchmarks import authors, reward_model, shared
@@ -338,26 +338,26 @@ def main(args: Args) -> None:
     shared.check_judge(args)
     fingerprint = make_fingerprint(args, tasks)
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
-    start = shared.check_start(args, f"eval_{args.name}", tasks, requests_if_all_answer)
+    run = shared.check_start(args, f"eval_{args.name}", tasks, requests_if_all_answer)
     if args.dry_run:
         return
-    run = start_run(start)
+    run.start()
 
     # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]
-    answers = respond(args, tasks, run)
+    answers = respond(args, tasks, run.folder)
     if args.generate_only:
         return
     to_score = answers
     if args.samples > 1 and not benchmark.several_samples:
         to_score = reward_model.best_answers(answers)
     if args.judge:
-        to_score = ask_about(args, to_score, run)
+        to_score = ask_about(args, to_score, run.folder)
     rows = [stored_row(args, row) for row in to_score]
-    numbers = benchmark.score(rows, Path(args.data), str(run / "rows.jsonl"))
+    numbers = benchmark.score(rows, Path(args.data), str(run.folder / "rows.jsonl"))
 
     # --- write
-    with open(run / "rows.jsonl", "w") as file:
+    with open(run.folder / "rows.jsonl", "w") as file:
         for row, result in zip(rows, numbers["rows"]):
             file.write(json.dumps(row | result) + "\n")
     withhold_metrics(args, numbers)

@@ -60,7 +60,7 @@ from typing import Literal
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, read_rows, write_jsonl
 from rlmt.endpoint import has_no_reply
-from rlmt.run import check_run, parse_args, start_run
+from rlmt.run import Run, parse_args
 from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
 from benchmarks import sentient, shared
@@ -319,23 +319,23 @@ def main(args: Args) -> None:
 
     # --- data, simulators and judge, checked before anything is loaded or asked
     profiles = check(args)
-    start = check_run(args, "eval_sentient", args.model, args.setting)
+    run = Run(args, "eval_sentient", args.model, args.setting)
     dialogue = simulated_user.start_with_answer(profiles[0], args.setting)
     users = {}
     for suffix, (flag, name, url) in simulators(args).items():
-        store = start.run / f"simulator{suffix}.jsonl"
+        store = run.folder / f"simulator{suffix}.jsonl"
         users[suffix] = simulated_user.load_user(name, url, store, args)
         simulated_user.try_user(users[suffix], flag, dialogue, args.setting, len(profiles), args)
-    shared.try_judge(args, start.run, [sentient.strategy_request(args, dialogue)])
+    shared.try_judge(args, run.folder, [sentient.strategy_request(args, dialogue)])
     if args.dry_run:
         return
-    run = start_run(start)
+    run.start()
 
     # --- talk with each simulator
     dialogues = {}
-    with load_model(args, run) as generate:
+    with load_model(args, run.folder) as generate:
         for suffix, user in users.items():
-            path = run / f"dialogues{suffix}.jsonl"
+            path = run.folder / f"dialogues{suffix}.jsonl"
             dialogues[suffix] = talk(args, profiles, user, generate, path)
 
     # --- score, judge; the model is freed by now, as a local judge needs its memory
@@ -348,7 +348,7 @@ def main(args: Args) -> None:
         shared.check_answered(args, errors, f"dialogues with {flag} {name}")
         result |= sentient.score(args, dialogues[suffix])
         if args.judge:
-            result |= sentient.judge(args, dialogues[suffix], run, suffix)
+            result |= sentient.judge(args, dialogues[suffix], run.folder, suffix)
         summary[f"simulator{suffix}"] = for_summary(result)
         for metric, interval in METRICS.items():
             row = index_row(args, f"sentient{suffix}", result, metric, result["fingerprint"], interval)

@@ -62,7 +62,8 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import append_jsonl, check_ids, read_rows
-from rlmt.run import load_function, parse_args, start_run
+from rlmt.run import parse_args
+from rlmt.scorers import load_function
 from utils import fail, or_fail
 from benchmarks import reward_model, shared, thinking_use, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
@@ -328,23 +329,23 @@ def main(args: Args) -> None:
     if not args.judge:
         how_judged = f"mean reward by {args.reward_model}"
     print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
-    start = shared.check_start(args, "eval", tasks, requests_if_all_answer)
+    run = shared.check_start(args, "eval", tasks, requests_if_all_answer)
     if args.dry_run:
         return
-    run = start_run(start)
+    run.start()
 
     # --- generate, judge, score
     if args.generate_only:
         for temperature in args.temperatures:
-            shared.generate_answers(args, with_samples(args, tasks, temperature), temperature, run)
+            shared.generate_answers(args, with_samples(args, tasks, temperature), temperature, run.folder)
         return
     # a resumed run judges every answer again, from stored replies where there are some
-    (run / "verdicts.jsonl").unlink(missing_ok=True)
+    (run.folder / "verdicts.jsonl").unlink(missing_ok=True)
     judging = fingerprint(args, tasks)
     results = {}
     lines = []
     for temperature in args.temperatures:
-        numbers = evaluate(args, tasks, temperature, run)
+        numbers = evaluate(args, tasks, temperature, run.folder)
         value = numbers[headline(args)]
         interval = ", ".join(f"{end:.4g}" for end in numbers["interval"] or ())
         print(f"temperature {temperature}: {value}, 95 % over tasks {interval}", flush=True)

@@ -49,62 +49,20 @@ from typing import Literal, NamedTuple
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, without_control
 from rlmt.checkpoint import copy_model, load_optimizers, numbered, save_model
-from rlmt.data import (
-    append_jsonl,
-    load_held_out,
-    load_prompts,
-    read_log,
-    read_pairs,
-    write_jsonl,
-)
+from rlmt.data import append_jsonl, load_held_out, load_prompts, read_log, read_pairs, write_jsonl
+from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy
 from rlmt.memory import check_memory, dpo_gib, trained_gib
-from rlmt.model import (
-    Learner,
-    check_finite,
-    clip_gradients,
-    collate_ids,
-    deal,
-    gradient_exchange,
-    load_learner,
-    load_policy_tokenizer,
-    micro_batches,
-    set_cosine_rate,
-    start_accelerator,
-    sum_and_divide,
-)
-from rlmt.run import (
-    Run,
-    ScoreArgs,
-    Timer,
-    check_run,
-    constants,
-    count_reasons,
-    cut_log,
-    finish_run,
-    parse_args,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-    write_summary,
-)
-from rlmt.sampler import (
-    Completion,
-    Sample,
-    Sampling,
-    completion_metrics,
-    read_completion,
-)
+from rlmt.model import load_policy_tokenizer, start_accelerator
+from rlmt.run import Run, ScoreArgs, Timer, constants, count_reasons, cut_log, parse_args, rows_of_step
+from rlmt.sampler import Completion, Sample, Sampling, completion_metrics, read_completion
 from rlmt.saved import generate
 import torch
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
-from utils import THINK_FORMATS, fail, join_thinking, wants_vllm
-from rewards import reward_model_tokenizers
-from rewards.gold import check_gold, load_gold, log_held_out, try_judge
-from rewards.preference import load_reward_model
-from rewards.scorer import gold_of, preferences_of
+from rewards.gold import log_held_out
+from rewards.scorer import Scorer
+from utils import THINK_FORMATS, fail, join_thinking
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
@@ -165,7 +123,6 @@ class Args(ScoreArgs):
 MAX_GRAD_NORM = 1.0  # gradients are clipped to this norm
 ADAM_BETA1 = 0.9
 ADAM_BETA2 = 0.95  # table 6
-SCORED_AT_ONCE = 128  # completions; the last bits of a reward depend on the texts that are scored with it
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
     "loss": "loss",
@@ -329,13 +286,13 @@ class Data(NamedTuple):
     """Of --gold-prompts, as `prompts`."""
 
 
-def load_data(args: Args, tokenizer, accelerator) -> Data:
-    """Reads prompts or pairs, and held-out prompts. Exits with 2 if they cannot be used."""
+def load_data(args: Args, tokenizer, readers: list, accelerator) -> Data:
+    """Reads prompts or pairs, and held-out prompts; exits with 2 if they cannot be used.
+
+    `readers`: tokenizers of reward models, which read each prompt.
+    """
     prompts = []
     pairs = []
-    readers = []
-    if not args.pairs or args.gold_prompts:
-        readers = reward_model_tokenizers(args)
     if args.pairs:
         pairs, dropped, preferences = load_pairs(args, tokenizer)
         said = f"{args.pairs}: {len(pairs)} pairs; skipped: {count_reasons(dropped)}"
@@ -354,54 +311,42 @@ def load_data(args: Args, tokenizer, accelerator) -> Data:
     return Data(prompts, pairs, dropped, load_held_out(args, tokenizer, trained_on, readers))
 
 
-def prompts_of_round(prompts: list[dict], number: int, args: Args) -> list[dict]:
+def prompts_of_round(prompts: list[dict], number: int, n_prompts: int, seed: int) -> list[dict]:
     """Returns the prompts of round `number` (from 1): the next of a random order, which begins again at its
-    end."""
-    order = random.Random(args.seed).sample(prompts, len(prompts))
-    n_prompts = args.prompts_per_round or len(order)
+    end. `n_prompts` 0: all of them."""
+    order = random.Random(seed).sample(prompts, len(prompts))
+    n_prompts = n_prompts or len(order)
     first = (number - 1) * n_prompts
-    return [order[place % len(order)] for place in range(first, first + n_prompts)]
+    return [order[index % len(order)] for index in range(first, first + n_prompts)]
 
 
-# --- 1. rollout, 2. reward: each process does a share, and writes it to disk as it is done
-
-
-def own_places(n: int, accelerator) -> range:
-    """Returns the places of this process among `n` completions."""
-    return range(accelerator.process_index, n, accelerator.num_processes)
-
-
-def rows_of_all_processes(folder: Path, name: str) -> dict[int, dict]:
-    """Reads {name}-<process>.jsonl of all processes: rows by the place of their completion."""
-    rows = {}
-    for path in sorted(folder.glob(f"{name}-*.jsonl")):
-        for row in read_log(path):
-            rows[row["place"]] = row
-    return rows
+# --- 1. rollout, 2. reward: each process does a share
 
 
 def sample(
     model: str, prompts: list[dict], number: int, folder: Path, tokenizer, args: Args, accelerator
 ) -> list[Completion]:
-    """Samples a completion of a saved model for each prompt; returns all of them, on every process.
+    """Samples a completion of a saved model for each prompt of round `number`; returns all of them, on every process.
 
-    Each process samples its share into samples-<process>.jsonl, without those that are there already.
+    Each process samples its share into samples-<process>.jsonl, as they end, without those that are there
+    already.
     """
-    places = own_places(len(prompts), accelerator)
-    path = folder / f"samples-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in read_log(path)}
+    rank = accelerator.process_index
+    own = range(rank, len(prompts), accelerator.num_processes)
+    path = folder / f"samples-{rank}.jsonl"
+    on_disk = {row["index"] for row in read_log(path)}
     sampling = Sampling(
         args.temperature, args.max_completion_tokens, stop=THINK_FORMATS[args.think_format].stop
     )
-    if not on_disk.issuperset(places):
+    if not on_disk.issuperset(own):
         samples = generate(
             model,
-            [prompts[place]["prompt_ids"] for place in places],
+            [prompts[index]["prompt_ids"] for index in own],
             tokenizer,
             sampling,
-            seed=(args.seed * 1000 + number) * 1000 + accelerator.process_index,
-            done={i for i, place in enumerate(places) if place in on_disk},
-            log=folder / f"vllm-{accelerator.process_index}.log",
+            seed=(args.seed * 1000 + number) * 1000 + rank,
+            done={i for i, index in enumerate(own) if index in on_disk},
+            log=folder / f"vllm-{rank}.log",
             rollout=args.rollout,
             dtype=args.dtype,
             batch_size=args.rollout_batch_size,
@@ -409,62 +354,49 @@ def sample(
         )
         with open(path, "a", buffering=1) as file:  # a line is on disk when it is written
             for i, one in samples:
-                row = {"place": places[i], "ids": one.ids, "finished": one.finished}
+                row = {"index": own[i], "ids": one.ids, "finished": one.finished}
                 file.write(json.dumps(row) + "\n")
     accelerator.wait_for_everyone()
 
     completions = []
-    sampled = rows_of_all_processes(folder, "samples")
-    for place, prompt in enumerate(prompts):
-        one = Sample(sampled[place]["ids"], None, sampled[place]["finished"])
+    sampled = {}
+    for path in folder.glob("samples-*.jsonl"):  # of all processes
+        sampled |= {row["index"]: row for row in read_log(path)}
+    for index, prompt in enumerate(prompts):
+        one = Sample(sampled[index]["ids"], None, sampled[index]["finished"])
         completions.append(read_completion(tokenizer, args.think_format, prompt, one))
     return completions
 
 
-def score(completions: list[Completion], folder: Path, run: Path, args: Args, accelerator) -> None:
-    """Sets the rewards of all completions, on every process. A malformed one gets gold, but no preference.
+def score(completions: list[Completion], scorer: Scorer, run: Path) -> dict[str, float]:
+    """Sets the rewards of all completions, on every process; a malformed one gets gold, but no preference.
 
-    Each process appends the scores of its share to scores-<process>.jsonl, a chunk at a time; a chunk that is
-    there is not scored again.
+    Returns metrics. `run`: a judge's replies of all rounds share a budget.
     """
-    places = own_places(len(completions), accelerator)
-    path = folder / f"scores-{accelerator.process_index}.jsonl"
-    on_disk = {row["place"] for row in read_log(path)}
-    if not on_disk.issuperset(places):
-        device = str(accelerator.device)
-        reward_model = load_reward_model(args, device)
-        measure_gold = load_gold(args, device, run)  # a judge's replies of all rounds share a budget
-        for start in range(0, len(places), SCORED_AT_ONCE):
-            chunk = places[start : start + SCORED_AT_ONCE]
-            if on_disk.issuperset(chunk):
-                continue
-            rows = []
-            members = [completions[place] for place in chunk]
-            texts = [one.text if one.status == "ok" else None for one in members]
-            scores = preferences_of(reward_model, members, texts)
-            golds = gold_of(measure_gold, members)
-            for place, preference, gold in zip(chunk, scores, golds, strict=True):
-                rows.append({"place": place, "rewards": {"preference": preference} | gold})
-            append_jsonl(path, rows)
-        n_cut = sum(reward_model.cut)
-        if n_cut:
-            print(f"WARNING: {n_cut} texts are too long for the reward model, which did not see their ends")
-    accelerator.wait_for_everyone()
-
-    for place, row in rows_of_all_processes(folder, "scores").items():
-        completions[place].rewards = row["rewards"]
-        if row["rewards"]["preference"] is not None:
-            completions[place].reward = row["rewards"]["preference"]
+    accelerator = scorer.accelerator
+    scorer.load(run)
+    own = completions[accelerator.process_index :: accelerator.num_processes]
+    scorer.measure(own)
+    metrics = scorer.pop_truncated()
+    scorer.close()
+    accelerator.free_memory()
+    for rank, rewards in enumerate(gather_object([[completion.rewards for completion in own]])):
+        share = completions[rank :: accelerator.num_processes]
+        for completion, found in zip(share, rewards, strict=True):
+            completion.rewards = found
+            if found["preference"] is not None:
+                completion.reward = found["preference"]
+    return metrics
 
 
 # --- 3. pairs
 
 
 def pair_up(
-    completions: list[dict], number: int, run: Path, args: Args, accelerator
+    completions: list[dict], number: int, run: Path, min_valid: int, reward_on: str, accelerator
 ) -> tuple[list[Pair], dict]:
     """Returns the pairs of a round's completions, and their metrics; logs the completions."""
-    best_and_worst, skipped = build_pairs(completions, args.min_valid, args.reward_on)
+    best_and_worst, skipped = build_pairs(completions, min_valid, reward_on)
     if accelerator.is_main_process:
         for pair in best_and_worst:
             pair["chosen"]["pair"] = "chosen"
@@ -492,14 +424,6 @@ def pair_up(
 # --- 4. reference, 5. update
 
 
-def steps_per_epoch(n_pairs: int, args: Args) -> int:
-    """Returns the optimizer steps of one pass over the pairs of a round.
-
-    The last one has the remainder; a round has too few pairs to leave some out.
-    """
-    return math.ceil(n_pairs / args.batch_size)
-
-
 def deal_all(pairs: list[Pair], accelerator) -> list[Pair]:
     """Returns this process's share of the pairs.
 
@@ -512,7 +436,7 @@ def deal_all(pairs: list[Pair], accelerator) -> list[Pair]:
     return deal(filled, accelerator, length_of)
 
 
-def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_logps(policy: Learner, pairs: list[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the log-probabilities (B,) of the chosen and of the rejected completions, nats.
 
     Each is the sum over the completion's tokens.
@@ -520,59 +444,50 @@ def pair_logps(model, pairs: list[Pair], pad_token_id: int, accelerator) -> tupl
     batch = collate_ids(
         [pair.prompt_ids for pair in pairs] * 2,
         [pair.chosen_ids for pair in pairs] + [pair.rejected_ids for pair in pairs],
-        pad_token_id,
-        accelerator.device,
+        policy.accelerator.device,
     )
-    (logprobs,) = model(**batch, extra="none")  # the chosen, then the rejected; 0 on padding
+    (logprobs,) = policy.logprobs(batch, extra="none")  # the chosen, then the rejected; 0 on padding
     chosen_logps, rejected_logps = logprobs.sum(1).chunk(2)
     return chosen_logps, rejected_logps
 
 
 @torch.no_grad()
-def set_reference_logps(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> None:
+def set_reference_logps(pairs: list[Pair], policy: Learner) -> None:
     """Sets the reference's log-probabilities of all pairs, on every process.
 
     The reference is the policy before its first update, so it needs no memory of its own. `pairs` must be
     sorted, longest first: `deal_all` and `micro_batches` sort so too, and what they return can be assigned by
-    place.
+    index.
     """
     own_logps = []
-    own = deal_all(pairs, accelerator)
-    for members in micro_batches(own, args.micro_batch_tokens, accelerator, length=length_of):
-        chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
+    for members in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
+        chosen_logps, rejected_logps = pair_logps(policy, members)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
 
     for process, logps in enumerate(gather_object([own_logps])):
-        share = pairs[process :: accelerator.num_processes]  # as `deal_all` shares them, without the copies
+        share = pairs[process :: policy.accelerator.num_processes]  # as `deal_all` shares them, without the copies
         # a process may have had a copy at the end of its share
         for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):
             pair.reference_chosen_logp = chosen_logp
             pair.reference_rejected_logp = rejected_logp
 
 
-def accumulate_gradients(
-    pairs: list[Pair], n_pairs: int, model, args: Args, pad_token_id: int, accelerator
-) -> dict[str, float]:
+def accumulate_gradients(pairs: list[Pair], n_pairs: int, policy: Learner, beta: float) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over pairs for the log.
 
     The loss is a mean over the `n_pairs` pairs of the step, whichever process and micro-batch they are in.
     """
+    device = policy.accelerator.device
     sums = {}
-    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, length=length_of)
-    for i, members in enumerate(batches):
-        device = accelerator.device
+    for members in policy.micro_batches(pairs, length_of):
         weights = torch.tensor([pair.weight for pair in members], device=device)
         reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
         reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
-
-        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            chosen_logps, rejected_logps = pair_logps(model, members, pad_token_id, accelerator)
-            losses, chosen_rewards, rejected_rewards = dpo_loss(
-                chosen_logps, rejected_logps, reference_chosen, reference_rejected, args.beta
-            )
-            loss = (losses * weights).sum() / n_pairs
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            (loss * accelerator.num_processes).backward()
+        chosen_logps, rejected_logps = pair_logps(policy, members)
+        losses, chosen_rewards, rejected_rewards = dpo_loss(
+            chosen_logps, rejected_logps, reference_chosen, reference_rejected, beta
+        )
+        policy.backward((losses * weights).sum() / n_pairs)
 
         values = {
             "loss": losses.detach(),
@@ -585,61 +500,32 @@ def accumulate_gradients(
         }
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + (value * weights).sum()
-    return sum_and_divide(sums, n_pairs, accelerator)
-
-
-def train_on(
-    pairs: list[Pair],
-    learner: Learner,
-    run: Run,
-    n_steps: int,
-    number: int,
-    tokenizer,
-    args: Args,
-    accelerator,
-) -> None:
-    """Trains on the pairs of round `number`."""
-    model, optimizer = learner
-    with training(run, {"model": learner}, tokenizer, n_steps, COLUMNS) as train:
-        for step in train.steps():
-            members = rows_of_step(pairs, step, args.batch_size, args.seed, number, leaves_out_rest=False)
-            own = deal_all(members, accelerator)
-            rate = set_cosine_rate(optimizer, args.learning_rate, step, n_steps, args.warmup_ratio)
-            metrics = accumulate_gradients(
-                own, len(members), model, args, tokenizer.pad_token_id, accelerator
-            )
-            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own, step, run.folder)
-            optimizer.step()
-            optimizer.zero_grad()
-
-            metrics |= {"epoch": step / steps_per_epoch(len(pairs), args), "learning_rate": rate}
-            train.timer.end("update")
-            train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))
+    return policy.means(sums, n_pairs)
 
 
 # --- rounds
 
 
-def model_of_round(number: int, run: Path, args: Args) -> str:
+def model_of_round(number: int, run: Path, first_model: str) -> str:
     """Returns the model that round `number` (from 1) ends with; 0: the one that round 1 starts from."""
     if number == 0:
-        return args.model
+        return first_model
     return str(run / f"round-{number}" / "model")
 
 
-def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, args: Args, accelerator) -> None:
+def measure_held_out(
+    prompts: list[dict], number: int, run: Path, tokenizer, scorer: Scorer, args: Args
+) -> None:
     """Samples, scores and logs a completion for each held-out prompt; keeps the best model by gold.
 
     `number` 0 measures the model that round 1 starts from.
     """
     folder = run / f"round-{number}" / "held-out"
     folder.mkdir(parents=True, exist_ok=True)
-    model = model_of_round(number, run, args)
-    completions = sample(model, prompts, number, folder, tokenizer, args, accelerator)
-    score(completions, folder, run, args, accelerator)
-    accelerator.free_memory()
-    if accelerator.is_main_process:
+    model = model_of_round(number, run, args.model)
+    completions = sample(model, prompts, number, folder, tokenizer, args, scorer.accelerator)
+    score(completions, scorer, run)
+    if scorer.accelerator.is_main_process:
         for log in ("held_out.jsonl", "held_out_completions.jsonl"):
             cut_log(run / log, number - 1)  # an earlier start may have logged this round
         is_best = log_held_out(run, number, [completion.row() for completion in completions])
@@ -647,12 +533,14 @@ def measure_held_out(prompts: list[dict], number: int, run: Path, tokenizer, arg
             copy_model(Path(model), run / "best_by_gold")
 
 
-def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, accelerator) -> dict:
+def run_round(
+    number: int, data: Data, run: Run, tokenizer, scorer: Scorer | None, args: Args, accelerator
+) -> dict:
     """Runs a round, or what an interruption left of it; returns its line of metrics.jsonl."""
-    folder = run / f"round-{number}"
-    folder.mkdir(exist_ok=True)
     timer = Timer()
-    start_model = model_of_round(number - 1, run, args)
+    start_model = model_of_round(number - 1, run.folder, args.model)
+    part = run.round(number)
+    folder = part.folder
 
     metrics = {"step": number}
     if args.pairs:
@@ -661,53 +549,68 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
     else:
         # 1. rollout
         prompts = []
-        for prompt in prompts_of_round(data.prompts, number, args):
+        for prompt in prompts_of_round(data.prompts, number, args.prompts_per_round, args.seed):
             prompts += [prompt] * args.samples_per_prompt
         sampled = sample(start_model, prompts, number, folder, tokenizer, args, accelerator)
         timer.end("rollout")
 
         # 2. reward
-        score(sampled, folder, run, args, accelerator)
+        metrics |= score(sampled, scorer, run.folder)
         completions = []
         for one in sampled:
             ids = {"prompt_ids": one.prompt_ids, "ids": one.ids}
             completions.append({"step": number, **one.row(), **ids, "pair": None})
         metrics |= completion_metrics(sampled)
-        accelerator.free_memory()  # of the sampler and the reward model
         timer.end("reward")
 
         # 3. pairs
-        pairs, pair_metrics = pair_up(completions, number, run, args, accelerator)
+        pairs, pair_metrics = pair_up(
+            completions, number, run.folder, args.min_valid, args.reward_on, accelerator
+        )
         metrics |= pair_metrics
-    metrics["steps"] = math.ceil(args.epochs * steps_per_epoch(len(pairs), args))
+    # the last step has the remainder; a round has too few pairs to leave some out
+    steps_per_epoch = math.ceil(len(pairs) / args.batch_size)
+    n_steps = metrics["steps"] = math.ceil(args.epochs * steps_per_epoch)
     accelerator.print(f"round {number}/{args.rounds}: {json.dumps(metrics)}", flush=True)
     timer.end("pairs")
 
-    round_run = resume(folder, args, accelerator)
     betas = (ADAM_BETA1, ADAM_BETA2)
-    learner = load_learner(args, start_model, round_run.checkpoint, accelerator, betas=betas)
-    load_optimizers(round_run.checkpoint, {"model": learner})
+    policy = load_policy(args, start_model, part.checkpoint, accelerator, betas=betas)
+    learners = {"model": policy}
+    load_optimizers(part.checkpoint, learners)
 
     # 4. reference: the policy before its first update
-    if round_run.checkpoint:  # its weights are no reference any more; the file has its log-probabilities
+    if part.checkpoint:  # its weights are no reference any more; the file has its log-probabilities
         pairs = [Pair(**row) for row in read_log(folder / "pairs.jsonl")]
     else:
         pairs = sorted(pairs, key=length_of, reverse=True)
-        set_reference_logps(pairs, learner.model, args, tokenizer.pad_token_id, accelerator)
+        set_reference_logps(pairs, policy)
         write_jsonl(folder / "pairs.jsonl", [dataclasses.asdict(pair) for pair in pairs])
     timer.end("reference")
 
     # 5. update
-    train_on(pairs, learner, round_run, metrics["steps"], number, tokenizer, args, accelerator)
+    with part.training(learners, tokenizer, n_steps, COLUMNS):
+        for step in part.steps():
+            chosen = rows_of_step(pairs, step, args.batch_size, args.seed, number, leaves_out_rest=False)
+            own_pairs = deal_all(chosen, accelerator)
+            rate = cosine_rate(args.learning_rate, step, n_steps, args.warmup_ratio)
+            policy.set_rate(rate)
+            means = accumulate_gradients(own_pairs, len(chosen), policy, args.beta)
+            means["grad_norm"] = policy.clip_gradients(MAX_GRAD_NORM)
+            part.check_finite(step, means, own_pairs)
+            policy.step()
+
+            means |= {"epoch": step / steps_per_epoch, "learning_rate": rate}
+            part.timer.end("update")
+            part.end_step(step, means, n_tokens=sum(pair.n_tokens for pair in chosen))
     timer.end("update")
 
-    end_model = model_of_round(number, run, args)
-    save_model(Path(end_model), learner.model, tokenizer, accelerator)
-    del learner
-    accelerator.free_memory()  # of the policy; the next to need a GPU is the sampler
+    save_model(folder / "model", policy.model, tokenizer)
+    del policy, learners
+    accelerator.free_memory()  # the next to need a GPU is the sampler
 
     if data.held_out:
-        measure_held_out(data.held_out, number, run, tokenizer, args, accelerator)
+        measure_held_out(data.held_out, number, run.folder, tokenizer, scorer, args)
     timer.end("other")
     metrics |= timer.metrics
     if accelerator.is_main_process:
@@ -715,7 +618,7 @@ def run_round(number: int, data: Data, run: Path, tokenizer, args: Args, acceler
         metrics["loss"] = fmean(row["loss"] for row in steps)
         if "memory/update" in metrics:  # each step has a timer of its own, which forgets torch's peak
             metrics["memory/update"] = max(row["memory/update"] for row in steps)
-    write_summary(folder, metrics)
+    part.write_summary(metrics)
     if accelerator.is_main_process:
         for finished in numbered(folder):
             shutil.rmtree(finished)
@@ -730,41 +633,44 @@ def main(args: Args) -> None:
 
     # --- data, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args)
-    data = load_data(args, tokenizer, accelerator)
-    will_sample = bool(data.prompts or data.held_out)
-    if will_sample:
-        n_prompts = min(args.prompts_per_round or len(data.prompts), len(data.prompts))  # none with --pairs
-        check_gold(args, n_prompts * args.samples_per_prompt, accelerator)
-        accelerator.print(check_memory(dpo_gib(args, wants_vllm(args.rollout)), at_once=False))
+    scorer = None
+    readers = []
+    if not args.pairs or args.gold_prompts:
+        scorer = Scorer(args, ["preference:1"], tokenizer, accelerator, args.samples_per_prompt)
+        readers = scorer.readers
+    data = load_data(args, tokenizer, readers, accelerator)
+    if scorer:
+        accelerator.print(check_memory(dpo_gib(args), at_once=False))
     else:
         accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
-    start = check_run(args, "dpo", args.model, constants(globals()))
-    if will_sample:
-        try_judge(args, (data.prompts or data.held_out)[0], start.run)
-    if start.is_resume and (start.run / f"round-{args.rounds + 1}").exists():
-        fail(f"--rounds {args.rounds}: {start.run} has begun a later round; name at least as many")
+    run = Run(args, "dpo", args.model, constants(globals()))
+    if scorer:
+        n_prompts = min(args.prompts_per_round or len(data.prompts), len(data.prompts))  # none with --pairs
+        scorer.check(data.prompts or data.held_out, run.folder, n_prompts * args.samples_per_prompt)
+    if run.goes_on and (run.folder / f"round-{args.rounds + 1}").exists():
+        fail(f"--rounds {args.rounds}: {run.folder} has begun a later round; name at least as many")
     if args.dry_run:
         return
-    run = start_run(start)
-    write_jsonl(run / "dropped.jsonl", data.dropped)
+    run.start()
+    write_jsonl(run.folder / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before
-    if data.held_out and not (run / "round-1").exists():  # where held_out.jsonl's curves begin
-        measure_held_out(data.held_out, 0, run, tokenizer, args, accelerator)
+    if data.held_out and not (run.folder / "round-1").exists():  # where held_out.jsonl's curves begin
+        measure_held_out(data.held_out, 0, run.folder, tokenizer, scorer, args)
     all_metrics = []
     for number in range(1, args.rounds + 1):
-        round_summary = run / f"round-{number}" / "summary.json"
+        round_summary = run.folder / f"round-{number}" / "summary.json"
         if round_summary.exists():  # an earlier start of this run finished the round
             metrics = json.loads(round_summary.read_text())
         else:
-            metrics = run_round(number, data, run, tokenizer, args, accelerator)
+            metrics = run_round(number, data, run, tokenizer, scorer, args, accelerator)
         all_metrics.append(metrics)
-        write_jsonl(run / "metrics.jsonl", all_metrics)
+        write_jsonl(run.folder / "metrics.jsonl", all_metrics)
 
     if accelerator.is_main_process:
-        copy_model(Path(model_of_round(args.rounds, run, args)), run / "model")
+        copy_model(Path(model_of_round(args.rounds, run.folder, args.model)), run.folder / "model")
     summary = {"rounds": all_metrics, "prompts": len(data.prompts), "dropped": len(data.dropped)}
-    finish_run(run, summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
+    run.finish(summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- presets: rows of table 3, and small runs

@@ -11,7 +11,7 @@ A step, for P prompts with G completions each:
                    checkpoint is saved
 
 For each token, ratio = pi / pi_old. With one update a rollout pi_old is pi: the ratio is 1, its gradient is
-that of log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `set_old_logprobs`
+that of log pi, and nothing is clipped. With more, pi_old is pi before the first of them: `Learner.set_old_logprobs`
 notes its log-probabilities, by the trainer's forward and not by the sampler. k3, an estimate of the KL
 divergence, is pi_ref / pi - log(pi_ref / pi) - 1.
 
@@ -41,6 +41,7 @@ checkpoint-*/ and model/; with --gold-prompts also held_out.jsonl, held_out_comp
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -48,59 +49,28 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_ratio
 from rlmt.memory import check_memory, rl_gib
-from rlmt.model import (
-    check_finite,
-    clip_gradients,
-    collate,
-    compute_reference_logprobs,
-    count_tokens,
-    deal,
-    gradient_exchange,
-    load_learner,
-    load_policy_tokenizer,
-    load_reference,
-    micro_batches,
-    n_tokens_of,
-    set_old_logprobs,
-    start_accelerator,
-    sum_and_divide,
-    truncated_ratio,
-)
-from rlmt.run import (
-    RLArgs,
-    Timer,
-    check_run,
-    constants,
-    finish_run,
-    parse_args,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.model import load_policy_tokenizer, start_accelerator
+from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
     Completion,
-    check_any_reward,
     check_split,
-    choose_rollout,
-    completion_metrics,
     gather_rewards,
     mini_batches,
     policy_sampler,
     reward_metrics,
     sample_completions,
     share_of,
-    warn_of_no_lesson,
 )
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from utils import THINK_FORMATS, fail
-from rewards import DENSE, can_collapse, check, reward_model_tokenizers, reward_names, try_judges
+from rewards.gold import measure_held_out
 from rewards.scorer import Scorer
+from utils import THINK_FORMATS, fail
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper and of other papers
@@ -291,7 +261,7 @@ def grpo_loss(
 
     too_low = (ratio < lowest) & (advantages < 0)
     too_high = (ratio > highest) & (advantages > 0)
-    sums = {  # over tokens; sum_and_divide makes means over the tokens of an update
+    sums = {  # over tokens; `Learner.means` makes means over the tokens of an update
         "clip_ratio/low_mean": (too_low * mask).sum(),
         "clip_ratio/high_mean": (too_high * mask).sum(),
         "clip_ratio/region_mean": ((too_low | too_high) * mask).sum(),
@@ -327,65 +297,62 @@ def mean_weights(
 # --- steps of the loop
 
 
-def sample_groups(prompts: list[dict], sampler, args: Args) -> list[Completion]:
-    """Samples G completions of every prompt, next to each other."""
-    repeated = [prompt for prompt in prompts for _ in range(args.group_size)]
-    return sample_completions(repeated, sampler, args.think_format)
-
-
 def replace_flat_groups(
-    completions: list,
-    chosen: list[dict],
-    prompts: list[dict],
-    step: int,
-    sampler,
-    scorer: Scorer,
-    model,
-    args: Args,
+    completions: list[Completion],
+    draw: Callable[[list[dict]], list[Completion]],
+    unseen: list[dict],
+    group_size: int,
+    most_rounds: int,
+    seed: tuple[int, int],
     accelerator: Accelerator,
-    timer: Timer,
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
     section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `args.dynamic_sampling` times.
-    Under FSDP2 all processes must take part in each forward, so each samples as many groups as the neediest
-    one, and throws the surplus away.
+    Repeats until no process has a flat group or no prompts are left, at most `most_rounds` times. Under FSDP2
+    all processes must take part in each forward, so each samples as many groups as the neediest one, and
+    throws the surplus away.
 
     Args:
         completions: those of this process, in groups.
-        chosen: the prompts of the step, those of all processes.
-        prompts: all prompts of the run.
+        draw: samples and scores groups of this process's share of prompts.
+        unseen: prompts of the run that the step does not have.
     """
-    seen = {prompt["id"] for prompt in chosen}
-    n_attempts = 0
-    while n_attempts < args.dynamic_sampling:
-        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, args.group_size)
+    n_rounds = 0
+    while n_rounds < most_rounds:
+        own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, group_size)
         flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
         most_flat = max(gather_object([len(flat)]))
-        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
         n_drawn = most_flat * accelerator.num_processes
         if most_flat == 0 or n_drawn > len(unseen):
             break
-        n_attempts += 1
-        generator = np.random.default_rng((args.seed, step - 1, n_attempts))
+        n_rounds += 1
+        generator = np.random.default_rng((*seed, n_rounds))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
-        seen.update(prompt["id"] for prompt in drawn)
-        sampled = sample_groups(share_of(drawn, accelerator), sampler, args)
-        scorer.set_rewards(sampled, args.group_size, model)
-        for n, place in enumerate(flat):
-            new_group = sampled[n * args.group_size : (n + 1) * args.group_size]
-            completions[place * args.group_size : (place + 1) * args.group_size] = new_group
-        timer.end("reward")  # each attempt has as long as a rollout, before the run is taken to hang
-    return {"dynamic_sampling/attempts": n_attempts}
+        drawn_ids = {prompt["id"] for prompt in drawn}
+        unseen = [prompt for prompt in unseen if prompt["id"] not in drawn_ids]
+        sampled = draw(drawn)
+        for n, group in enumerate(flat):
+            new_group = sampled[n * group_size : (n + 1) * group_size]
+            completions[group * group_size : (group + 1) * group_size] = new_group
+    return {"dynamic_sampling/attempts": n_rounds}
 
 
 def set_advantages(
-    completions: list, advantages_P_G: torch.Tensor, dense_rewards: list, args: Args, accelerator: Accelerator
+    completions: list[Completion],
+    advantages_P_G: torch.Tensor,
+    dense_rewards: list,
+    is_divided: bool,
+    accelerator: Accelerator,
 ) -> dict[str, float]:
     """Sets `advantages` of this process's completions: each token gets its completion's, plus dense ones.
 
-    `advantages_P_G` are those of all processes. Returns metrics of the dense rewards.
+    Args:
+        advantages_P_G: those of all processes.
+        dense_rewards: sources of them, see rewards/dense.py.
+        is_divided: whether advantages are divided by a spread; those of dense rewards then are, too.
+
+    Returns metrics of the dense rewards.
     """
     own_advantages = share_of(advantages_P_G.flatten().tolist(), accelerator)
     for completion, advantage in zip(completions, own_advantages, strict=True):
@@ -395,69 +362,71 @@ def set_advantages(
     if dense_rewards:
         from rewards.dense import add_advantages
     for source in dense_rewards:
-        divided = args.scale_rewards in ("group", "batch", "pass_at_k")  # by the spread of their group
-        add_advantages(source, completions, args.group_size, scale=divided)
+        add_advantages(source, completions, advantages_P_G.size(1), scale=is_divided)
         metrics |= source.metrics
     return metrics
 
 
 def accumulate_gradients(
-    completions: list, model, reference, args: Args, pad_token_id: int, accelerator: Accelerator
+    completions: list[Completion],
+    policy: Learner,
+    *,
+    epsilon: tuple[float, float],
+    beta: float = 0.0,
+    loss_type: str = "dapo",
+    entropy_coef: float = 0.0,
+    importance_cap: float | None = None,
+    max_tokens: int = 0,
 ) -> dict[str, float]:
-    """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
+    """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
-    completions are in; see `mean_weights`.
+    completions are in; see `mean_weights`. PPO and RLVER have the same.
+
+    Args:
+        beta: weight of the KL term, for which completions have `reference_logprobs`.
+        importance_cap: of --importance-correction token_truncate; None: all weights are 1.
+        max_tokens: see `mean_weights`.
     """
-    n_tokens = count_tokens(completions, accelerator)
-    n_completions = len(completions) * accelerator.num_processes
-
+    n_tokens = policy.count_tokens(completions)
+    n_completions = len(completions) * policy.accelerator.num_processes
     sums = {}
-    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, micro_batch in enumerate(batches):
-        batch = collate(micro_batch, pad_token_id, accelerator.device)
-        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+    for members in policy.micro_batches(completions):
+        batch = policy.collate(members)
         mask = batch["policy_mask"]
-        token_weights = mean_weights(
-            mask, args.loss_type, n_tokens, n_completions, args.max_completion_tokens
+        token_weights = mean_weights(mask, loss_type, n_tokens, n_completions, max_tokens)
+        logprobs, entropies = policy.logprobs(batch, entropy_gradient=bool(entropy_coef))
+        # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of log pi
+        old_logprobs = batch.get("old_logprobs", logprobs.detach())
+        # transformers gives none; there the sampler is the policy itself, and the gap is 0
+        sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
+        importance_weights = 1.0
+        if importance_cap:
+            importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, importance_cap)
+        loss, batch_sums = grpo_loss(
+            logprobs,
+            old_logprobs,
+            batch["reference_logprobs"] if beta else None,
+            batch["advantages"],
+            mask,
+            token_weights,
+            importance_weights,
+            epsilon=epsilon,
+            beta=beta,
+            loss_type=loss_type,
         )
-        reference_logprobs = None
-        if args.beta:
-            reference_logprobs = compute_reference_logprobs(model, reference, inputs)
-
-        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout none are stored, as pi_old is pi: the ratio is 1, its gradient that of
-            # log pi
-            old_logprobs = batch.get("old_logprobs", logprobs.detach())
-            # transformers gives none; there the sampler is the policy itself, and the gap is 0
-            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
-            importance_weights = 1.0
-            if args.importance_correction == "token_truncate":
-                importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, IMPORTANCE_CAP)
-            loss, batch_sums = grpo_loss(
-                logprobs,
-                old_logprobs,
-                reference_logprobs,
-                batch["advantages"],
-                mask,
-                token_weights,
-                importance_weights,
-                epsilon=args.epsilon,
-                beta=args.beta,
-                loss_type=args.loss_type,
-            )
-            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            (loss * accelerator.num_processes).backward()
+        loss = loss - entropy_coef * (entropies * token_weights).sum()
+        policy.backward(loss)
 
         # all sums are divided by n_tokens below, but the loss is a mean already
         batch_sums["loss"] = loss.detach() * n_tokens
         batch_sums["entropy"] = (entropies.detach() * mask).sum()
         batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
+        log_ratio = (logprobs.detach() - old_logprobs) * mask
+        batch_sums["approximate_kl"] = (log_ratio.exp() - log_ratio - 1).sum()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-    return sum_and_divide(sums, n_tokens, accelerator)
+    return policy.means(sums, n_tokens)
 
 
 # --- before the loop
@@ -471,95 +440,81 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         fail(
             f"--group-size {args.group_size}: --scale-rewards pass_at_k needs at least PASS_AT_K, {PASS_AT_K}"
         )
-    check_split(args, accelerator)
+    check_split(args.prompts_per_step, accelerator.num_processes, args.updates_per_rollout)
 
 
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
     check_arguments(args, accelerator)
 
-    # --- data, checked before anything is loaded
+    # --- what can be checked before a model is loaded
     tokenizer = load_policy_tokenizer(args)
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, reward_model_tokenizers(args))
-    use_vllm = choose_rollout(args, accelerator)
-    has_reference = bool(args.beta)
-    check(args, prompts, accelerator)
-    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
-    accelerator.print(check_memory(memory))
-    start = check_run(args, "grpo", args.model, constants(globals()))
-    try_judges(args, prompts, start.run, accelerator)
+    scorer = Scorer(
+        args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
+    )
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
+    accelerator.print(check_memory(rl_gib(args, scorer.names, has_reference=args.beta > 0)))
+    run = Run(args, "grpo", args.model, constants(globals()))
+    n_completions = args.prompts_per_step * args.group_size
+    needs_verdicts = args.scale_rewards == "pass_at_k"
+    scorer.check(prompts, run.folder, n_completions, args.beta > 0, needs_verdicts)
     if args.dry_run:
         return
-    run = resume(start_run(start), args, accelerator)
+    run.start()
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    learner = load_learner(args, args.model, run.checkpoint, accelerator, args.temperature)
-    model, optimizer = learner
-    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
-    if has_reference and not args.lora_r:
-        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = []
-    if set(DENSE) & set(reward_names(args)):
-        from rewards.dense import load_dense
-
-        # some of them learn
-        dense_rewards = load_dense(args, run.checkpoint, reference, tokenizer, accelerator)
-    learners = {"model": learner}  # by their names in a checkpoint
-    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    policy = load_policy(
+        args, args.model, run.checkpoint, accelerator, args.temperature, has_reference=args.beta > 0
+    )
+    learners = {"model": policy} | scorer.load_dense(policy, run.checkpoint)  # some dense rewards learn
+    scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
-    scorer = Scorer(args, tokenizer, run.folder, accelerator)
     sampler = policy_sampler(
         args,
         tokenizer,
-        use_vllm,
+        n_completions,
         max_tokens=args.max_completion_tokens,
         max_length=args.max_prompt_tokens + args.max_completion_tokens,
         top_p=args.top_p,
     )
-    checks = [sampler.check, warn_of_no_lesson]
-    collapse = None
-    if can_collapse(args):
-        from rewards.unsupervised import Collapse
 
-        collapse = Collapse(run.folder, args.group_size)
-        checks.append(collapse.check)
+    def draw(rows: list[dict]) -> list[Completion]:
+        """Samples G completions of each prompt, next to each other, and scores them; each process its share."""
+        repeated = [row for row in share_of(rows, accelerator) for _ in range(args.group_size)]
+        completions = sample_completions(repeated, sampler, args.think_format)
+        run.timer.end("rollout")
+        scorer.set_rewards(completions, policy)  # `reward`, `rewards` and `correct` of each
+        run.timer.end("reward")
+        return completions
 
-    measure = None
-    if held_out:
-        from rewards.gold import measure_held_out
-
-        measure = functools.partial(measure_held_out, held_out, sampler, scorer, model, run.folder)
+    measure = functools.partial(measure_held_out, held_out, sampler, scorer, policy, run.folder)
+    checks = [sampler.check, scorer.check_step]
 
     # --- the loop
-    with training(
-        run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks, measure=measure
-    ) as train:
-        for step in train.steps():
+    with run.training(learners, tokenizer, args.steps, COLUMNS, sampler, checks, measure):
+        for step in run.steps():
             metrics = {
                 "epoch": step / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 
-            # 1. rollout: every process samples for its share of the prompts
-            sampler.sync(model)  # gives it the policy's weights
+            # 1. rollout, 2. reward
+            sampler.sync(policy.model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            completions = sample_groups(share_of(chosen, accelerator), sampler, args)
-            train.timer.end("rollout")
-
-            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
-            scorer.set_rewards(completions, args.group_size, model)
+            completions = draw(chosen)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
+                chosen_ids = {prompt["id"] for prompt in chosen}
+                unseen = [prompt for prompt in prompts if prompt["id"] not in chosen_ids]
+                seed = (args.seed, step - 1)
                 metrics |= replace_flat_groups(
-                    completions, chosen, prompts, step, sampler, scorer, model, args, accelerator, train.timer
+                    completions, draw, unseen, args.group_size, args.dynamic_sampling, seed, accelerator
                 )
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)
-            check_any_reward(rewards_P_G)
-            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.pop_truncated()
             flat_P = is_flat(rewards_P_G)
+            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.pop_truncated()
             metrics["reward/flat_groups"] = flat_P.float().mean().item()
-            train.timer.end("reward")
 
             # 3. advantage: a completion compared with those of its group
             if args.scale_rewards == "pass_at_k":
@@ -572,46 +527,45 @@ def main(args: Args) -> None:
                 # theirs, and their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
             # adds those of dense rewards; the model behind one of them, `prime`, learns here
-            metrics |= set_advantages(completions, advantages_P_G, dense_rewards, args, accelerator)
-            train.timer.end("advantage")
+            is_divided = args.scale_rewards != "none"
+            metrics |= set_advantages(completions, advantages_P_G, scorer.dense, is_divided, accelerator)
+            run.timer.end("advantage")
 
             # 4. update, in which all processes have completions of about equal lengths
             everyone = gather_object(completions)  # logged at the end of the step
             completions = deal(everyone, accelerator)
-            if args.updates_per_rollout > 1:
-                # later updates compare the policy with what it was before the first
-                set_old_logprobs(
-                    model, completions, args.micro_batch_tokens, tokenizer.pad_token_id, accelerator
-                )
+            if args.beta:
+                policy.set_reference_logprobs(completions)
+            if args.updates_per_rollout > 1:  # later updates compare the policy with what it was before the first
+                policy.set_old_logprobs(completions)
             updates = []
             # the last number of the seed: `replace_flat_groups` has 1, 2, ...
             for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
-                update_metrics = accumulate_gradients(
-                    mini_batch, model, reference, args, tokenizer.pad_token_id, accelerator
+                means = accumulate_gradients(
+                    mini_batch,
+                    policy,
+                    epsilon=args.epsilon,
+                    beta=args.beta,
+                    loss_type=args.loss_type,
+                    entropy_coef=args.entropy_coef,
+                    importance_cap=IMPORTANCE_CAP if args.importance_correction == "token_truncate" else None,
+                    max_tokens=args.max_completion_tokens,
                 )
-                update_metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-                # before it reaches the weights
-                check_finite(update_metrics, mini_batch, step, run.folder)
-                optimizer.step()
-                optimizer.zero_grad()
-                updates.append(update_metrics)
-            metrics |= {name: fmean(update[name] for update in updates) for name in updates[0]}
-            train.timer.end("update")
+                means["grad_norm"] = policy.clip_gradients(MAX_GRAD_NORM)
+                run.check_finite(step, means, mini_batch)  # before it reaches the weights
+                policy.step()
+                updates.append(means)
+            metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
+            run.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
-            metrics |= completion_metrics(everyone)
-            if collapse:
-                metrics |= collapse.indicators(everyone)
-            train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
+            metrics |= scorer.metrics(everyone)
+            run.end_step(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
-    save_model(run.folder / "model", model, tokenizer, accelerator)
-    summary = {
-        "steps": train.last_step,
-        "collapsed": train.end_reason,
-        "prompts": len(prompts),
-        "dropped": len(dropped),
-    }
-    finish_run(run.folder, summary, "eval_benchmarks.py ifeval --data google/IFEval --model", sampler)
+    save_model(run.folder / "model", policy.model, tokenizer)
+    counts = {"prompts": len(prompts), "dropped": len(dropped)}
+    summary = {"steps": run.last_step, "collapsed": run.end_reason} | counts
+    run.finish(summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- what --preset sets; experiments/*.sh add what a row of a table changes

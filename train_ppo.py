@@ -47,45 +47,13 @@ from typing import Literal
 from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.learner import Learner, completion_columns, load_policy, n_tokens_of, pad
 from rlmt.memory import check_memory, critic_gib, rl_gib
-from rlmt.model import (
-    Learner,
-    check_finite,
-    clip_gradients,
-    collate,
-    completion_columns,
-    count_tokens,
-    gradient_exchange,
-    load_learner,
-    load_policy_tokenizer,
-    load_reference,
-    load_trained,
-    micro_batches,
-    n_tokens_of,
-    pad,
-    prepare_trained,
-    set_old_logprobs,
-    set_reference_logprobs,
-    start_accelerator,
-    sum_and_divide,
-    truncated_ratio,
-)
-from rlmt.run import (
-    RLArgs,
-    check_run,
-    constants,
-    finish_run,
-    parse_args,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
+from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
-    check_any_reward,
+    Completion,
     check_split,
-    choose_rollout,
-    completion_metrics,
     deal_completions,
     gather_in_order,
     gather_rewards,
@@ -94,17 +62,16 @@ from rlmt.sampler import (
     reward_metrics,
     sample_completions,
     share_of,
-    warn_of_no_lesson,
 )
 import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import AutoModelForTokenClassification
 
-from train_grpo import grpo_loss  # it is PPO's too: the advantages make the difference
-from utils import THINK_FORMATS, fail
-from rewards import DENSE, can_collapse, check, reward_model_tokenizers, reward_names, try_judges
+from rewards.gold import measure_held_out
 from rewards.scorer import Scorer
+from train_grpo import accumulate_gradients  # it is PPO's too: the advantages make the difference
+from utils import THINK_FORMATS, fail
 
 
 # PRESETS, at the end of this file, have other values for the runs of the paper
@@ -245,21 +212,30 @@ def value_loss(
 # --- the critic
 
 
-def find_critic(args: Args, tokenizer) -> str:
-    """Returns the folder that the critic starts from; exits with 2 if it has another tokenizer, or lacks
-    weights."""
-    path = {"policy": args.model, "reward_model": args.reward_model}.get(args.critic, args.critic)
-    if path != args.model and load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        fail(f"--critic {args.critic}: {path} has another tokenizer than the policy; use --critic policy")
+def find_critic(critic: str, model: str, reward_model: str, tokenizer) -> str:
+    """Returns the folder that the critic starts from, for --critic; exits with 2 if it has another tokenizer than
+    the policy's, `tokenizer`."""
+    path = {"policy": model, "reward_model": reward_model}.get(critic, critic)
+    if path != model and load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        fail(f"--critic {critic}: {path} has another tokenizer than the policy; use --critic policy")
     return path
 
 
-def load_critic(path: str, args: Args, folder: Path | None = None) -> nn.Module:
+def load_critic(path: str, args, checkpoint: Path | None, accelerator: Accelerator) -> Learner:
     """Loads a token classifier with one output: the value of the text up to each token.
 
-    A head that `path` lacks is zero. `folder`: the critic's in a checkpoint.
+    A head that `path` lacks is zero. `args`: those of PPO or RLVER.
     """
-    return load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS")
+    folder = checkpoint / "critic" if checkpoint else None
+    model = load_trained(path, args, folder, AutoModelForTokenClassification, "TOKEN_CLS")
+    return Learner(
+        model,
+        accelerator,
+        args.micro_batch_tokens,
+        args.critic_learning_rate,
+        args.weight_decay,
+        optim=args.optim,
+    )
 
 
 def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -273,20 +249,39 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 
 
 @torch.no_grad()
-def set_values(
-    critic: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
-) -> None:
+def set_values(completions: list[Completion], critic: Learner) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
-    for members in micro_batches(completions, max_tokens, accelerator):
-        batch = collate(members, pad_token_id, accelerator.device)
-        for completion, row in zip(members, token_values(critic, batch).tolist(), strict=True):
+    for members in critic.micro_batches(completions):
+        values = token_values(critic.model, critic.collate(members))
+        for completion, row in zip(members, values.tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
+
+
+def accumulate_critic_gradients(completions: list[Completion], critic: Learner) -> dict[str, float]:
+    """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
+
+    Completions without a reward have no error; their tokens count in the mean.
+    """
+    n_tokens = critic.count_tokens(completions)
+    sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
+    for members in critic.micro_batches(completions):
+        batch = critic.collate(members)
+        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+        mask = batch["policy_mask"] * torch.tensor(has_reward, device=critic.accelerator.device)
+        values = token_values(critic.model, batch)
+        errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
+        loss = (errors * mask).sum()
+        critic.backward(loss / n_tokens)
+
+        sums["value/loss"] += loss.detach()
+        sums["value/clip_fraction"] += (is_clipped * mask).sum()
+    return critic.means(sums, n_tokens)
 
 
 # --- steps of the loop
 
 
-def policy_mask(completions: list) -> torch.Tensor:
+def policy_mask(completions: list[Completion]) -> torch.Tensor:
     """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
     masks = []
     for completion in completions:
@@ -294,7 +289,7 @@ def policy_mask(completions: list) -> torch.Tensor:
     return pad(masks)
 
 
-def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
+def token_rewards(completions: list[Completion], dense_rewards: list) -> torch.Tensor:
     """Returns rewards (B, T): the completion's on the policy's last token, plus dense ones on any token.
 
     The model behind the dense reward `prime` takes its training step here.
@@ -311,7 +306,7 @@ def token_rewards(completions: list, dense_rewards: list) -> torch.Tensor:
     return rewards_B_T
 
 
-def kl_of_tokens(completions: list) -> torch.Tensor:
+def kl_of_tokens(completions: list[Completion]) -> torch.Tensor:
     """Returns log(policy / reference) (B, T), the estimate k1 of the KL; 0 on others' tokens."""
     old_logprobs = pad([completion.old_logprobs for completion in completions])
     reference_logprobs = pad([completion.reference_logprobs for completion in completions])
@@ -319,7 +314,11 @@ def kl_of_tokens(completions: list) -> torch.Tensor:
 
 
 def set_advantages(
-    completions: list, rewards_B_T: torch.Tensor, gamma: float, lam: float, accelerator: Accelerator
+    completions: list[Completion],
+    rewards_B_T: torch.Tensor,
+    gamma: float,
+    lam: float,
+    accelerator: Accelerator,
 ) -> dict[str, float]:
     """Sets `advantages`, whitened over the step, and `returns` of completions whose `values` are set.
 
@@ -347,233 +346,114 @@ def set_advantages(
     return metrics
 
 
-def accumulate_policy_gradients(
-    completions: list, model: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
-) -> dict[str, float]:
-    """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens.
-
-    The loss is a mean over all tokens of the update, whichever process and micro-batch they are in.
-    """
-    n_tokens = count_tokens(completions, accelerator)
-    sums = {}
-    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, micro_batch in enumerate(batches):
-        batch = collate(micro_batch, pad_token_id, accelerator.device)
-        inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-        mask = batch["policy_mask"]
-        token_weights = mask / n_tokens  # as GRPO's dapo
-
-        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            logprobs, entropies = model(*inputs, entropy_gradient=bool(args.entropy_coef))
-            # with one update a rollout, the policy that sampled is the policy that learns
-            old_logprobs = batch.get("old_logprobs", logprobs.detach())
-            sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
-            importance_weights = 1.0
-            if args.importance_correction == "token_truncate":
-                importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, IMPORTANCE_CAP)
-            reference_logprobs = None
-            if args.kl == "loss":
-                reference_logprobs = batch.get("reference_logprobs")
-            loss, batch_sums = grpo_loss(
-                logprobs,
-                old_logprobs,
-                reference_logprobs,
-                batch["advantages"],
-                mask,
-                token_weights,
-                importance_weights,
-                epsilon=args.epsilon,
-                beta=args.kl_coef,
-            )
-            loss = loss - args.entropy_coef * (entropies * token_weights).sum()
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            (loss * accelerator.num_processes).backward()
-
-        log_ratio = (logprobs.detach() - old_logprobs) * mask
-        batch_sums["approximate_kl"] = (log_ratio.exp() - log_ratio - 1).sum()
-        # the loss is a mean already: undoes the division below
-        batch_sums["loss"] = loss.detach() * n_tokens
-        batch_sums["entropy"] = (entropies.detach() * mask).sum()
-        batch_sums["sampling/logprob_gap"] = ((old_logprobs - sampler_logprobs).abs() * mask).sum()
-        for name, value in batch_sums.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sum_and_divide(sums, n_tokens, accelerator)
-
-
-def accumulate_critic_gradients(
-    completions: list, critic: nn.Module, args: Args, pad_token_id: int, accelerator: Accelerator
-) -> dict[str, float]:
-    """Computes the critic's gradient of one optimizer step, in micro-batches; returns means over tokens.
-
-    Completions without a reward have no error; their tokens count in the mean.
-    """
-    n_tokens = count_tokens(completions, accelerator)
-    sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    batches = micro_batches(completions, args.micro_batch_tokens, accelerator)
-    for i, micro_batch in enumerate(batches):
-        batch = collate(micro_batch, pad_token_id, accelerator.device)
-        has_reward = [[not math.isnan(completion.reward)] for completion in micro_batch]
-        mask = batch["policy_mask"] * torch.tensor(has_reward, device=accelerator.device)
-
-        with gradient_exchange(critic, accelerator, is_last=i == len(batches) - 1):
-            values = token_values(critic, batch)
-            errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
-            loss = (errors * mask).sum()
-            (loss / n_tokens * accelerator.num_processes).backward()
-
-        sums["value/loss"] += loss.detach()
-        sums["value/clip_fraction"] += (is_clipped * mask).sum()
-    return sum_and_divide(sums, n_tokens, accelerator)
-
-
-# --- before the loop
-
-
-def load_learners(
-    args: Args, critic_path: str, folder: Path | None, accelerator: Accelerator
-) -> dict[str, Learner]:
-    """Loads policy and critic, from `folder` if a run is resumed, and makes their optimizers."""
-    learners = {"model": load_learner(args, args.model, folder, accelerator, args.temperature)}
-    critic = load_critic(critic_path, args, folder / "critic" if folder else None)
-    learners["critic"] = prepare_trained(
-        accelerator, critic, args.critic_learning_rate, args.weight_decay, optim=args.optim
-    )
-    return learners
-
-
 def main(args: Args) -> None:
     accelerator = start_accelerator(args.dtype)
-    check_split(args, accelerator)
-
-    # --- data, checked before anything is loaded
-    tokenizer = load_policy_tokenizer(args)
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, reward_model_tokenizers(args))
-    use_vllm = choose_rollout(args, accelerator)
-    critic_path = find_critic(args, tokenizer)
+    check_split(args.prompts_per_step, accelerator.num_processes, args.updates_per_rollout)
     has_reference = args.kl != "none"
-    check(args, prompts, accelerator)
-    memory = rl_gib(args, reward_names(args), use_vllm, has_reference)
-    memory["critic"] = critic_gib(critic_path, args)
+
+    # --- what can be checked before a model is loaded
+    tokenizer = load_policy_tokenizer(args)
+    scorer = Scorer(args, args.rewards, tokenizer, accelerator, 1, args.on_bad_format, args.format_margin)
+    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
+    critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
+    memory = rl_gib(args, scorer.names, has_reference) | {"critic": critic_gib(critic_path, args)}
     accelerator.print(check_memory(memory))
-    start = check_run(args, "ppo", args.model, constants(globals()))
-    try_judges(args, prompts, start.run, accelerator)
+    run = Run(args, "ppo", args.model, constants(globals()))
+    scorer.check(prompts, run.folder, args.prompts_per_step, has_reference)
     if args.dry_run:
         return
-    run = resume(start_run(start), args, accelerator)
+    run.start()
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
-    learners = load_learners(args, critic_path, run.checkpoint, accelerator)
-    model, optimizer = learners["model"]
-    critic, critic_optimizer = learners["critic"]
-    reference = None  # no KL term; or LoRA, where the reference is the policy without its adapter
-    if has_reference and not args.lora_r:
-        reference = load_reference(args.model, args.temperature, accelerator, args.dtype)
-    dense_rewards = []
-    if set(DENSE) & set(reward_names(args)):
-        from rewards.dense import load_dense
-
-        # some of them learn
-        dense_rewards = load_dense(args, run.checkpoint, reference, tokenizer, accelerator)
-    learners |= {source.name: source.learner for source in dense_rewards if source.learner}
+    policy = load_policy(
+        args, args.model, run.checkpoint, accelerator, args.temperature, has_reference=has_reference
+    )
+    critic = load_critic(critic_path, args, run.checkpoint, accelerator)
+    learners = {"model": policy, "critic": critic} | scorer.load_dense(policy, run.checkpoint)
+    scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
-    scorer = Scorer(args, tokenizer, run.folder, accelerator)
-    max_length = args.max_prompt_tokens + args.max_completion_tokens
-    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_completion_tokens, max_length)
-    checks = [sampler.check, warn_of_no_lesson]
-    collapse = None
-    if can_collapse(args):
-        from rewards.unsupervised import Collapse
-
-        collapse = Collapse(run.folder, args.prompts_per_step)
-        checks.append(collapse.check)
-
-    measure = None
-    if held_out:
-        from rewards.gold import measure_held_out
-
-        measure = functools.partial(measure_held_out, held_out, sampler, scorer, model, run.folder)
+    sampler = policy_sampler(
+        args,
+        tokenizer,
+        n_completions=args.prompts_per_step,
+        max_tokens=args.max_completion_tokens,
+        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+    )
+    measure = functools.partial(measure_held_out, held_out, sampler, scorer, policy, run.folder)
+    checks = [sampler.check, scorer.check_step]
 
     # --- the loop
-    pad_token_id = tokenizer.pad_token_id
-    with training(
-        run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks, measure=measure
-    ) as train:
-        for step in train.steps():
+    with run.training(learners, tokenizer, args.steps, COLUMNS, sampler, checks, measure):
+        for step in run.steps():
             metrics = {
                 "epoch": step / (len(prompts) // args.prompts_per_step),
                 "learning_rate": args.learning_rate,
             }
 
             # 1. rollout: every process samples for its share of the prompts
-            sampler.sync(model)  # gives it the policy's weights
+            sampler.sync(policy.model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
-            own_prompts = share_of(chosen, accelerator)
-            completions = sample_completions(own_prompts, sampler, args.think_format)
-            train.timer.end("rollout")
+            completions = sample_completions(share_of(chosen, accelerator), sampler, args.think_format)
+            run.timer.end("rollout")
 
-            # 2. reward: sets `reward`, `rewards` and `correct` of each completion. With one completion per
-            # prompt, floors compare within the whole step
-            scorer.set_rewards(completions, args.prompts_per_step, model)
+            # 2. reward: sets `reward`, `rewards` and `correct` of each completion
+            scorer.set_rewards(completions, policy)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P = gather_rewards(completions, accelerator)
-            check_any_reward(rewards_P)
             metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
-            train.timer.end("reward")
+            run.timer.end("reward")
 
             # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
             # processes have completions of about equal lengths
             completions = deal_completions(completions, accelerator)
-            set_values(critic, completions, args.micro_batch_tokens, pad_token_id, accelerator)
+            set_values(completions, critic)
             if args.updates_per_rollout > 1 or args.kl == "reward":
                 # a second update and KL in the reward need those of the policy that sampled
-                set_old_logprobs(model, completions, args.micro_batch_tokens, pad_token_id, accelerator)
+                policy.set_old_logprobs(completions)
             if has_reference:
-                set_reference_logprobs(
-                    model, reference, completions, args.micro_batch_tokens, pad_token_id, accelerator
-                )
-            rewards_B_T = token_rewards(completions, dense_rewards)
-            for source in dense_rewards:
+                policy.set_reference_logprobs(completions)
+            rewards_B_T = token_rewards(completions, scorer.dense)
+            for source in scorer.dense:
                 metrics |= source.metrics
             if args.kl == "reward":
                 kl_B_T = kl_of_tokens(completions)
                 rewards_B_T -= args.kl_coef * kl_B_T
-                n_trained = count_tokens(completions, accelerator)
                 kl_sum = {"kl": kl_B_T.sum().to(accelerator.device)}
-                metrics |= sum_and_divide(kl_sum, n_trained, accelerator)
+                metrics |= policy.means(kl_sum, policy.count_tokens(completions))
             metrics |= set_advantages(completions, rewards_B_T, GAMMA, args.lam, accelerator)
-            train.timer.end("advantage")
+            run.timer.end("advantage")
 
             # 4. update: policy and critic, one after the other
             updates = []
             for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
-                means = accumulate_policy_gradients(mini_batch, model, args, pad_token_id, accelerator)
-                means |= accumulate_critic_gradients(mini_batch, critic, args, pad_token_id, accelerator)
-                means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-                means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-                check_finite(means, mini_batch, step, run.folder)  # before it reaches the weights
-                for each in (optimizer, critic_optimizer):
-                    each.step()
-                    each.zero_grad()
+                means = accumulate_gradients(
+                    mini_batch,
+                    policy,
+                    epsilon=args.epsilon,
+                    beta=args.kl_coef if args.kl == "loss" else 0.0,
+                    entropy_coef=args.entropy_coef,
+                    importance_cap=IMPORTANCE_CAP if args.importance_correction == "token_truncate" else None,
+                )
+                means |= accumulate_critic_gradients(mini_batch, critic)
+                means["grad_norm"] = policy.clip_gradients(MAX_GRAD_NORM)
+                means["value/grad_norm"] = critic.clip_gradients(MAX_GRAD_NORM)
+                run.check_finite(step, means, mini_batch)  # before it reaches the weights
+                policy.step()
+                critic.step()
                 updates.append(means)
             metrics |= {name: fmean(means[name] for means in updates) for name in updates[0]}
-            train.timer.end("update")
+            run.timer.end("update")
 
             # 5. log, checks, held-out prompts, checkpoint
             everyone = gather_in_order(completions)
-            metrics |= completion_metrics(everyone)
-            if collapse:
-                metrics |= collapse.indicators(everyone)
-            train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
+            metrics |= scorer.metrics(everyone)
+            run.end_step(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
-    save_model(run.folder / "model", model, tokenizer, accelerator)
-    summary = {
-        "steps": train.last_step,
-        "collapsed": train.end_reason,
-        "prompts": len(prompts),
-        "dropped": len(dropped),
-    }
-    finish_run(run.folder, summary, "eval_benchmarks.py ifeval --data google/IFEval --model", sampler)
+    save_model(run.folder / "model", policy.model, tokenizer)
+    counts = {"prompts": len(prompts), "dropped": len(dropped)}
+    summary = {"steps": run.last_step, "collapsed": run.end_reason} | counts
+    run.finish(summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- presets: rows of table 3, and the toy

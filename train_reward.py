@@ -30,34 +30,10 @@ from typing import Literal
 from rlmt.chat import Dropped, load_tokenizer, prepare_tokenizer, render, without_control
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_pairs, text_of_turns, write_jsonl
+from rlmt.learner import Learner, collate_ids, cosine_rate, deal
 from rlmt.memory import check_memory, trained_gib
-from rlmt.model import (
-    Learner,
-    check_context,
-    check_finite,
-    clip_gradients,
-    collate_ids,
-    deal,
-    gradient_exchange,
-    load_trained,
-    micro_batches,
-    prepare_trained,
-    set_cosine_rate,
-    start_accelerator,
-)
-from rlmt.run import (
-    RunArgs,
-    check_run,
-    constants,
-    count_reasons,
-    finish_run,
-    parse_args,
-    plan_steps,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.model import check_context, load_trained, start_accelerator
+from rlmt.run import RunArgs, Run, constants, count_reasons, parse_args, plan_steps, rows_of_step
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -304,32 +280,38 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 # --- model and step
 
 
-def load_learner(args: Args, folder: Path | None, tokenizer, accelerator) -> Learner:
-    """Loads the classifier, of a resumed run from the checkpoint in `folder`, and makes its optimizer."""
+def load_classifier(args: Args, checkpoint: Path | None, tokenizer, accelerator) -> Learner:
+    """Loads the classifier, of a resumed run from its checkpoint, and makes its optimizer."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
-    model = load_trained(args.model, args, folder, AutoModelForSequenceClassification, "SEQ_CLS")
+    model = load_trained(args.model, args, checkpoint, AutoModelForSequenceClassification, "SEQ_CLS")
     model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False
-    return prepare_trained(accelerator, model, args.learning_rate, args.weight_decay, optim=args.optim)
+    return Learner(
+        model, accelerator, args.micro_batch_tokens, args.learning_rate, args.weight_decay, optim=args.optim
+    )
 
 
-def accumulate_gradients(pairs: list[Pair], model, args: Args, pad_token_id: int, accelerator) -> dict:
-    """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs."""
-    batches = micro_batches(pairs, args.micro_batch_tokens, accelerator, length_of)
+def accumulate_gradients(
+    pairs: list[Pair], classifier: Learner, pad_token_id: int, batch_size: int
+) -> dict[str, float]:
+    """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs.
+
+    The loss is a mean over the step's `batch_size` pairs, whichever process and micro-batch they are in.
+    """
+    accelerator = classifier.accelerator
     scored = []
-    for i, members in enumerate(batches):
+    for members in classifier.micro_batches(pairs, length_of):
         sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
         no_prompts = [[]] * len(sides)  # prompt and answer are one text
-        batch = collate_ids(no_prompts, sides, pad_token_id, accelerator.device)
-        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            rewards = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
-            chosen, rejected = rewards.chunk(2)
-            loss = bradley_terry_loss(chosen, rejected)
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            (loss.sum() / args.batch_size * accelerator.num_processes).backward()
+        batch = collate_ids(no_prompts, sides, accelerator.device, pad_token_id)
+        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        logits = classifier.model(**inputs).logits
+        rewards = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
+        chosen, rejected = rewards.chunk(2)
+        loss = bradley_terry_loss(chosen, rejected)
+        classifier.backward(loss.sum() / batch_size)
         scored.append(torch.stack([loss, chosen, rejected], dim=1).detach())
 
     loss, chosen, rejected = accelerator.gather(torch.cat(scored)).T.contiguous()
@@ -367,40 +349,40 @@ def main(args: Args) -> None:
     # --- data, checked before anything is loaded
     tokenizer = load_reward_tokenizer(args, accelerator)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
-    steps = plan_steps(len(pairs), args, accelerator)
+    steps = plan_steps(len(pairs), args.batch_size, args.epochs)
     memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
     accelerator.print(check_memory({"model": memory}))
-    start = check_run(args, "reward", args.model, constants(globals()))
+    run = Run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return
-    run = resume(start_run(start), args, accelerator)
+    run.start()
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    learners = {"model": load_learner(args, run.checkpoint, tokenizer, accelerator)}
+    classifier = load_classifier(args, run.checkpoint, tokenizer, accelerator)
+    learners = {"model": classifier}
     load_optimizers(run.checkpoint, learners)
-    model, optimizer = learners["model"]
 
     # --- train
-    with training(run, learners, tokenizer, steps, COLUMNS) as train:
-        for step in train.steps():
-            members = rows_of_step(pairs, step, args.batch_size, args.seed)
-            own = deal(members, accelerator, length_of)
-            rate = set_cosine_rate(optimizer, args.learning_rate, step, steps, args.warmup_ratio)
-            metrics = accumulate_gradients(own, model, args, tokenizer.pad_token_id, accelerator)
-            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own, step, run.folder)
-            optimizer.step()
-            optimizer.zero_grad()
+    with run.training(learners, tokenizer, steps, COLUMNS):
+        for step in run.steps():
+            chosen = rows_of_step(pairs, step, args.batch_size, args.seed)
+            own_pairs = deal(chosen, accelerator, length_of)
+            rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            classifier.set_rate(rate)
+            metrics = accumulate_gradients(own_pairs, classifier, tokenizer.pad_token_id, args.batch_size)
+            metrics["grad_norm"] = classifier.clip_gradients(MAX_GRAD_NORM)
+            run.check_finite(step, metrics, own_pairs)
+            classifier.step()
 
             metrics["learning_rate"] = rate
             metrics["epoch"] = step / (len(pairs) // args.batch_size)
-            train.timer.end("update")
-            train.end(step, metrics, n_tokens=sum(pair.n_tokens for pair in members))
+            run.timer.end("update")
+            run.end_step(step, metrics, n_tokens=sum(pair.n_tokens for pair in chosen))
 
     # --- save and measure
-    save_model(run.folder / "model", model, tokenizer, accelerator)
-    del learners, model, optimizer, train
+    save_model(run.folder / "model", classifier.model, tokenizer)
+    del learners, classifier
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded
     summary = {"n_pairs": len(pairs), "dropped": len(dropped)}
     if accelerator.is_main_process:
@@ -409,7 +391,7 @@ def main(args: Args) -> None:
         print("held-out accuracy:", summary["held_out"]["accuracy"])
     preset = args.preset or "paper"  # both scripts have presets of the same names
     needed = f"--preset {preset} --reward-on {args.reward_on} --model MODEL --prompts PROMPTS"
-    finish_run(run.folder, summary, f"train_grpo.py {needed} --reward-model")
+    run.finish(summary, f"train_grpo.py {needed} --reward-model")
 
 
 # --- presets: one card, and small runs

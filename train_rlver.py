@@ -48,34 +48,15 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
+from rlmt.learner import load_policy, n_tokens_of
 from rlmt.memory import check_memory, critic_gib, policies_gib
-from rlmt.model import (
-    check_finite,
-    clip_gradients,
-    is_sharded_launch,
-    load_learner,
-    load_policy_tokenizer,
-    n_tokens_of,
-    start_accelerator,
-)
-from rlmt.run import (
-    RolloutArgs,
-    check_run,
-    constants,
-    finish_run,
-    parse_args,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.model import is_sharded_launch, load_policy_tokenizer, start_accelerator
+from rlmt.run import RolloutArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
     Completion,
     Sample,
     Sampler,
-    check_any_reward,
     check_split,
-    choose_rollout,
     completion_metrics,
     deal_completions,
     gather_in_order,
@@ -168,16 +149,6 @@ class Args(RolloutArgs):
     """Weight decay of policy and critic."""
     micro_batch_tokens: int = 16384
     """Tokens of a forward, per GPU: whole conversations and padding. Bounds the memory of activations."""
-
-    # no flags, as they have no annotation: what the losses of train_grpo.py and train_ppo.py read besides
-    beta = kl_coef = 0.0  # no reference model
-    epsilon = (EPSILON, EPSILON)
-    importance_correction = "none"
-    scale_rewards = "group"
-    loss_type = "dapo"  # the mean over all tokens of the step
-    kl = "loss"
-    max_completion_tokens = math.inf  # the mean does not count it
-    updates_per_rollout = 1
 
 
 COLUMNS = {  # title on the screen: key in metrics.jsonl
@@ -323,8 +294,8 @@ def converse(
     simulator: simulated_user.User,
     setting: dict,
     sampler: Sampler,
-    tokenizer,
-    args: Args,
+    think_format: str,
+    max_context: int,
 ) -> list[Conversation]:
     """Holds a conversation with each user. A round samples one reply in all that still go on."""
     # under FSDP2 a forward gathers weights from all processes, so where transformers samples, each process must
@@ -346,16 +317,15 @@ def converse(
         prompts += [users[0]["prompt_ids"]] * (n_replies - len(live))
         for place, sample in sampler.sample(prompts):
             if place < len(live):
-                live[place].add_reply(sample, setting, args.think_format, tokenizer)
+                live[place].add_reply(sample, setting, think_format, sampler.tokenizer)
         simulated_user.user_turns([conversation.dialogue for conversation in live], setting, simulator)
 
         for conversation in live:
             if not conversation.dialogue["ended"]:
-                max_context = args.max_tokens - args.max_turn_tokens  # room for a reply
-                conversation.add_user_turn(tokenizer, max_context)
+                conversation.add_user_turn(sampler.tokenizer, max_context)
         live = [conversation for conversation in live if not conversation.dialogue["ended"]]
     for conversation in conversations:
-        conversation.finish(tokenizer)
+        conversation.finish(sampler.tokenizer)
     return conversations
 
 
@@ -404,7 +374,7 @@ def main(args: Args) -> None:
     elif args.group_size < 2:
         fail("--group-size 1 gives every completion the advantage zero; use 2 or more")
     accelerator = start_accelerator(args.dtype)
-    check_split(args, accelerator)
+    check_split(args.prompts_per_step, accelerator.num_processes)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
     if not args.simulator:
@@ -416,15 +386,13 @@ def main(args: Args) -> None:
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
     setting = simulated_user.setting_of("rlver", args)
     users = load_users(args, setting, tokenizer)
-    use_vllm = choose_rollout(args, accelerator)
-    memory = policies_gib(args, use_vllm, has_reference=False)
+    memory = policies_gib(args, has_reference=False)
     if has_critic:
         memory["critic"] = critic_gib(args.model, args)
     accelerator.print(check_memory(memory))
     # the losses read constants of their own scripts
-    constants_read = constants(vars(train_grpo) | vars(train_ppo) | globals())
-    start = check_run(args, "rlver", args.model, constants_read)
-    store = start.run / f"simulator-{accelerator.process_index}.jsonl"
+    run = Run(args, "rlver", args.model, constants(vars(train_grpo) | vars(train_ppo) | globals()))
+    store = run.folder / f"simulator-{accelerator.process_index}.jsonl"
     simulator = simulated_user.load_user(
         args.simulator, args.simulator_url, store, args, accelerator.num_processes
     )
@@ -434,92 +402,90 @@ def main(args: Args) -> None:
         simulated_user.try_user(simulator, "--simulator", dialogue, setting, n_conversations, args)
     if args.dry_run:
         return
-    run = resume(start_run(start), args, accelerator)
+    run.start()
 
     # --- models; a resumed run takes their weights from its last checkpoint
+    policy = load_policy(args, args.model, run.checkpoint, accelerator, args.temperature)
+    learners = {"model": policy}
     if has_critic:
-        learners = train_ppo.load_learners(args, args.model, run.checkpoint, accelerator)
-    else:
-        learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator, args.temperature)}
-    model = learners["model"].model
+        learners["critic"] = train_ppo.load_critic(args.model, args, run.checkpoint, accelerator)
     load_optimizers(run.checkpoint, learners)
-    sampler = policy_sampler(args, tokenizer, use_vllm, args.max_turn_tokens, args.max_tokens)
+    sampler = policy_sampler(
+        args,
+        tokenizer,
+        n_completions=args.prompts_per_step * args.group_size,
+        max_tokens=args.max_turn_tokens,
+        max_length=args.max_tokens,
+    )
+    dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
+    checks = [sampler.check, warn_of_no_lesson]
 
     # --- the loop
-    dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
-    pad_token_id = tokenizer.pad_token_id
-    checks = [sampler.check, warn_of_no_lesson]
-    with training(run, learners, tokenizer, args.steps, COLUMNS, sampler, checks=checks) as train:
-        for step in train.steps():
+    with run.training(learners, tokenizer, args.steps, COLUMNS, sampler, checks):
+        for step in run.steps():
             warm_up = min(1.0, step / max(1, args.warmup_steps))
-            rates = {"model": args.learning_rate * warm_up, "critic": args.critic_learning_rate * warm_up}
-            for name, learner in learners.items():
-                for group in learner.optimizer.param_groups:
-                    group["lr"] = rates[name]
+            policy.set_rate(args.learning_rate * warm_up)
+            if has_critic:
+                learners["critic"].set_rate(args.critic_learning_rate * warm_up)
             metrics = {
                 "epoch": step / (len(users) // args.prompts_per_step),
-                "learning_rate": rates["model"],
+                "learning_rate": args.learning_rate * warm_up,
             }
 
             # 1. rollout, 2. reward: every process talks with its share of the users
-            sampler.sync(model)
+            sampler.sync(policy.model)
             chosen = rows_of_step(users, step, args.prompts_per_step, args.seed)
-            own_users = []
-            for user in share_of(chosen, accelerator):
-                own_users += [user] * args.group_size
-            conversations = converse(own_users, simulator, setting, sampler, tokenizer, args)
+            own_users = [user for user in share_of(chosen, accelerator) for _ in range(args.group_size)]
+            conversations = converse(
+                own_users,
+                simulator,
+                setting,
+                sampler,
+                args.think_format,
+                max_context=args.max_tokens - args.max_turn_tokens,  # room for a reply
+            )
             sampler.sleep()  # its GPU memory is for the update
-            rewards = gather_rewards(conversations, accelerator)
-            check_any_reward(rewards)
-            train.timer.end("rollout")
+            rewards_P_G = gather_rewards(conversations, accelerator).view(-1, args.group_size)
+            run.timer.end("rollout")
 
             # 3. advantage; then all processes have conversations of about equal lengths
-            rewards_P_G = rewards.view(args.prompts_per_step, args.group_size)
             if has_critic:
                 metrics |= reward_metrics(rewards_P_G.T, "total")  # of the whole step
-                critic = learners["critic"].model
                 conversations = deal_completions(conversations, accelerator)
-                train_ppo.set_values(
-                    critic, conversations, args.micro_batch_tokens, pad_token_id, accelerator
-                )
+                train_ppo.set_values(conversations, learners["critic"])
                 rewards_B_T = train_ppo.token_rewards(conversations, dense_rewards)
                 metrics |= train_ppo.set_advantages(conversations, rewards_B_T, GAMMA, LAMBDA, accelerator)
             else:
                 metrics |= reward_metrics(rewards_P_G, "total")
                 advantages_P_G = train_grpo.group_advantages(rewards_P_G)
-                train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, accelerator)
+                train_grpo.set_advantages(
+                    conversations, advantages_P_G, dense_rewards, is_divided=True, accelerator=accelerator
+                )
                 conversations = deal_completions(conversations, accelerator)
-            train.timer.end("advantage")
+            run.timer.end("advantage")
 
-            # 4. update
+            # 4. update: by both algorithms a mean over all tokens of the step, without a reference
+            means = train_grpo.accumulate_gradients(
+                conversations, policy, epsilon=(EPSILON, EPSILON), entropy_coef=args.entropy_coef
+            )
             if has_critic:
-                means = train_ppo.accumulate_policy_gradients(
-                    conversations, model, args, pad_token_id, accelerator
-                )
-                means |= train_ppo.accumulate_critic_gradients(
-                    conversations, critic, args, pad_token_id, accelerator
-                )
-                means["value/grad_norm"] = clip_gradients(critic, MAX_GRAD_NORM)
-            else:
-                means = train_grpo.accumulate_gradients(  # without a reference
-                    conversations, model, None, args, pad_token_id, accelerator
-                )
-            means["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(means, conversations, step, run.folder)  # before it reaches the weights
+                means |= train_ppo.accumulate_critic_gradients(conversations, learners["critic"])
+                means["value/grad_norm"] = learners["critic"].clip_gradients(MAX_GRAD_NORM)
+            means["grad_norm"] = policy.clip_gradients(MAX_GRAD_NORM)
+            run.check_finite(step, means, conversations)  # before it reaches the weights
             for learner in learners.values():
-                learner.optimizer.step()
-                learner.optimizer.zero_grad()
+                learner.step()
             metrics |= means
-            train.timer.end("update")
+            run.timer.end("update")
 
             # 5. log, checks, checkpoint
             everyone = gather_in_order(conversations)
             metrics |= completion_metrics(everyone) | dialogue_metrics(everyone)
-            train.end(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
+            run.end_step(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
-    save_model(run.folder / "model", model, tokenizer, accelerator)
+    save_model(run.folder / "model", policy.model, tokenizer)
     evaluation = "eval_sentient.py --profiles FILE --simulator MODEL --simulator-url URL --model"
-    finish_run(run.folder, {"steps": train.last_step, "users": len(users)}, evaluation, sampler)
+    run.finish({"steps": run.last_step, "users": len(users)}, evaluation)
 
 
 # --- presets: the runs of the paper, and the toy

@@ -35,36 +35,10 @@ from rlmt.chat import (
 )
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_log, read_traces, write_jsonl
+from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy, n_tokens_of
 from rlmt.memory import check_memory, trained_gib
-from rlmt.model import (
-    check_context,
-    check_finite,
-    clip_gradients,
-    collate_ids,
-    count_tokens,
-    deal,
-    gradient_exchange,
-    is_sharded_launch,
-    load_learner,
-    micro_batches,
-    n_tokens_of,
-    set_cosine_rate,
-    start_accelerator,
-    sum_and_divide,
-)
-from rlmt.run import (
-    RunArgs,
-    check_run,
-    constants,
-    count_reasons,
-    finish_run,
-    parse_args,
-    plan_steps,
-    resume,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.model import check_context, is_sharded_launch, start_accelerator
+from rlmt.run import RunArgs, Run, constants, count_reasons, parse_args, plan_steps, rows_of_step
 
 from utils import THINK_FORMATS, fail, join_thinking, or_fail
 
@@ -186,36 +160,30 @@ def load_rows(args: Args, tokenizer, accelerator) -> tuple[list[TokenRow], list[
 # --- a step
 
 
-def accumulate_gradients(
-    token_rows: list[TokenRow], model, args: Args, pad_token_id: int, accelerator
-) -> dict:
+def accumulate_gradients(token_rows: list[TokenRow], policy: Learner, batch_size: int) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss is a mean over all completion tokens of the step, whichever process and micro-batch they are in.
-    `ends_turn` is the share of rows whose end of turn is the likeliest token there.
+    `ends_turn` is the share of the step's `batch_size` rows whose end of turn is the likeliest token there.
     """
-    n_tokens = count_tokens(token_rows, accelerator)
+    n_tokens = policy.count_tokens(token_rows)
     sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0, "ends_turn": 0.0}
-    batches = micro_batches(token_rows, args.micro_batch_tokens, accelerator)
-    for i, members in enumerate(batches):
+    for members in policy.micro_batches(token_rows):
         prompt_ids = [row.prompt_ids for row in members]
         completion_ids = [row.ids for row in members]
-        batch = collate_ids(prompt_ids, completion_ids, pad_token_id, accelerator.device)
+        batch = collate_ids(prompt_ids, completion_ids, policy.accelerator.device)
+        # (B, T), 0 where there is no completion token
+        logprobs, entropies, likeliest = policy.logprobs(batch, extra="likeliest")
+        policy.backward(-logprobs.sum() / n_tokens)
 
-        with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-            # (B, T), 0 where there is no completion token
-            logprobs, entropies, likeliest = model(**batch, extra="likeliest")
-            loss = -logprobs.sum() / n_tokens
-            # DDP and FSDP2 average gradients over processes; we want their sum
-            (loss * accelerator.num_processes).backward()
         sums["loss"] -= logprobs.detach().sum()
         sums["entropy"] += entropies.sum()
         sums["mean_token_accuracy"] += likeliest.sum()
         # what the model would have written in place of the end of turn
         last_tokens = batch["completion_mask"].sum(1, keepdim=True) - 1
         sums["ends_turn"] += likeliest.gather(1, last_tokens).sum()
-    metrics = sum_and_divide(sums, n_tokens, accelerator)
-    metrics["ends_turn"] *= n_tokens / args.batch_size  # the share of rows, not of tokens
+    metrics = policy.means(sums, n_tokens)
+    metrics["ends_turn"] *= n_tokens / batch_size  # the share of rows, not of tokens
     return metrics
 
 
@@ -231,56 +199,54 @@ def main(args: Args) -> None:
     tokenizer = load_tokenizer(args.model)
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
-    steps = plan_steps(len(token_rows), args, accelerator)
+    steps = plan_steps(len(token_rows), args.batch_size, args.epochs)
     accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
-    start = check_run(args, "sft", args.model, constants(globals()))
+    run = Run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
         prompt = tokenizer.decode(token_rows[0].prompt_ids)
         completion = tokenizer.decode(token_rows[0].ids)
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
-    run = resume(start_run(start), args, accelerator)
+    run.start()
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    betas = (ADAM_BETA_1, ADAM_BETA_2)
     if args.lora_r and is_sharded_launch():
         accelerator.print(
             f"LoRA under FSDP2 does not train the embedding of {tokenizer.eos_token!r}; if the metric ends_turn "
             "stays low, the model never ends a turn: train all weights, or on one GPU"
         )
-    learner = load_learner(
+    policy = load_policy(
         args,
         args.model,
         run.checkpoint,
         accelerator,
-        betas=betas,
+        betas=(ADAM_BETA_1, ADAM_BETA_2),
         # a base model has never written the end of a turn: its row of the LM head may be empty
         token_ids=[tokenizer.eos_token_id],
     )
-    learners = {"model": learner}
+    learners = {"model": policy}
     load_optimizers(run.checkpoint, learners)
-    model, optimizer = learners["model"]
 
     # --- train
-    with training(run, learners, tokenizer, steps, COLUMNS) as train:
-        for step in train.steps():
-            members = rows_of_step(token_rows, step, args.batch_size, args.seed)
-            own = deal(members, accelerator)
-            rate = set_cosine_rate(optimizer, args.learning_rate, step, steps, args.warmup_ratio)
-            metrics = accumulate_gradients(own, model, args, tokenizer.pad_token_id, accelerator)
-            metrics["grad_norm"] = clip_gradients(model, MAX_GRAD_NORM)
-            check_finite(metrics, own, step, run.folder)
-            optimizer.step()
-            optimizer.zero_grad()
+    with run.training(learners, tokenizer, steps, COLUMNS):
+        for step in run.steps():
+            chosen = rows_of_step(token_rows, step, args.batch_size, args.seed)
+            own_rows = deal(chosen, accelerator)
+            rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
+            policy.set_rate(rate)
+            metrics = accumulate_gradients(own_rows, policy, args.batch_size)
+            metrics["grad_norm"] = policy.clip_gradients(MAX_GRAD_NORM)
+            run.check_finite(step, metrics, own_rows)
+            policy.step()
 
             metrics["learning_rate"] = rate
             metrics["epoch"] = step / (len(token_rows) // args.batch_size)
-            train.timer.end("update")
-            train.end(step, metrics, n_tokens=sum(map(n_tokens_of, members)))
+            run.timer.end("update")
+            run.end_step(step, metrics, n_tokens=sum(map(n_tokens_of, chosen)))
 
     # --- save
-    save_model(run.folder / "model", model, tokenizer, accelerator)
+    save_model(run.folder / "model", policy.model, tokenizer)
     losses = [row["loss"] for row in read_log(run.folder / "metrics.jsonl")]
     summary = {
         "steps": steps,
@@ -292,7 +258,7 @@ def main(args: Args) -> None:
     }
     preset = args.preset or "paper"  # both scripts have presets of the same names
     training_by_rl = f"train_grpo.py --preset {preset} --think-format {args.think_format} --model"
-    finish_run(run.folder, summary, training_by_rl)
+    run.finish(summary, training_by_rl)
 
 
 # --- presets: rows of tables 1 and 4, one card, and small runs

@@ -37,7 +37,7 @@ from benchmarks.judge_template import Placeholders, describe_wording, fill_messa
 from benchmarks.scoring import mean, mean_interval, read_object, task_means, withhold
 from rewards import simulated_user
 from rlmt.data import write_jsonl
-from rlmt.run import load_function
+from rlmt.scorers import load_function
 from utils import fail
 
 # --- 1. stored dialogues

@@ -30,7 +30,8 @@ from rlmt.endpoint import (
     name_in,
     try_endpoint,
 )
-from rlmt.run import Start, check_run, digests_of, load_function, write_summary
+from rlmt.run import Run, digests_of
+from rlmt.scorers import load_function
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.saved import generate
 from rlmt.vllm import serve
@@ -619,7 +620,7 @@ def check_model_judge(args, name: str) -> None:
 
 def check_start(
     args, script: str, tasks: list[dict], requests_if_all_answer: Callable[[Any, list[dict], str], list[dict]]
-) -> Start:
+) -> Run:
     """Estimates what the judge costs, checks that the run may start, and asks the judge its first request.
 
     `requests_if_all_answer(args, tasks, answer)`: all requests to the judge; none without a judge, or if it
@@ -628,13 +629,13 @@ def check_start(
     # a word has about a token, so none is longer; a benchmark cuts it as it cuts the answers
     longest_answer = "word " * args.max_tokens
     requests = requests_if_all_answer(args, tasks, longest_answer)
-    start = check_run(args, script, args.model)
+    run = Run(args, script, args.model)
     if requests:
         how = "one temperature, each asked once, about --max-tokens words"
-        print_estimate(args, start.run, requests, f"judge, estimated ({how})")
+        print_estimate(args, run.folder, requests, f"judge, estimated ({how})")
     if not args.generate_only:
-        try_judge(args, start.run, requests_if_all_answer(args, tasks[:1], TWO_LINES))
-    return start
+        try_judge(args, run.folder, requests_if_all_answer(args, tasks[:1], TWO_LINES))
+    return run
 
 
 def try_judge(args, run: Path, requests: list[dict]) -> None:
@@ -670,23 +671,23 @@ def write_scores(args, scores: dict) -> None:
     path.write_text(json.dumps(scores, indent=1) + "\n")
 
 
-def save_results(run: Path, summary: dict, index: list[dict]) -> None:
+def save_results(run: Run, summary: dict, index: list[dict]) -> None:
     """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete, and says what to
     look at.
 
     The summary's `replied` has what the models behind endpoints call themselves, by the file of their replies.
     """
-    add_to_index(run, index)
+    add_to_index(run.folder, index)
     summary["replied"] = {}
     for store in ("model", "judge", "simulator", "simulator_held_out"):
-        bodies = [row["reply"] for row in read_log(run / f"{store}.jsonl")]
+        bodies = [row["reply"] for row in read_log(run.folder / f"{store}.jsonl")]
         names = {name_in(body) for body in bodies if is_answer(body)} - {""}
         if names:
             summary["replied"][store] = sorted(names)
-    write_summary(run, summary)
-    print(f"all numbers: {run}/summary.json")
+    run.write_summary(summary)
+    print(f"all numbers: {run.folder}/summary.json")
     if index:  # traits have no completions of their own
-        print(f"next: python page.py {run}")
+        print(f"next: python page.py {run.folder}")
 
 
 # --- 6. fingerprints

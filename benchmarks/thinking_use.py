@@ -7,7 +7,8 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from rlmt.model import Policy, collate_ids, load_weights, micro_batches
+from rlmt.learner import Policy, collate_ids, micro_batches
+from rlmt.model import load_weights
 from rlmt.sampler import Completion
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, join_thinking
 from benchmarks import shared
@@ -85,7 +86,7 @@ def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
     policy = Policy(model, temperature=1.0).eval().to(DEVICE)
     for members in tqdm(micro_batches(completions, TOKENS_AT_ONCE), desc="thinking use"):
         prompts = [member.prompt_ids for member in members]
-        batch = collate_ids(prompts, [member.ids for member in members], tokenizer.pad_token_id, DEVICE)
+        batch = collate_ids(prompts, [member.ids for member in members], DEVICE)
         (logprobs,) = policy(**batch, extra="none")
         for member, row in zip(members, logprobs.tolist()):
             member.reference_logprobs = row[: len(member.ids)]

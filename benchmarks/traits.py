@@ -52,7 +52,7 @@ from benchmarks.flags import JudgeFlags
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
 from benchmarks.scoring import mean_interval, read_object
 from rlmt.data import read_rows, write_jsonl
-from rlmt.run import check_run, start_run
+from rlmt.run import Run
 from utils import fail, or_fail
 
 
@@ -391,21 +391,21 @@ def main(args: Args) -> None:
     if not compared:
         fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
     comparing = compare_requests(args, compared, found["traits"])
-    start = check_run(args, "traits", str(Path(args.generations).parent))
-    shared.print_estimate(args, start.run, requests, "extract")  # and one call more, which merges
-    shared.print_estimate(args, start.run, comparing, "compare")
-    shared.try_judge(args, start.run, requests or comparing)
+    run = Run(args, "traits", str(Path(args.generations).parent))
+    shared.print_estimate(args, run.folder, requests, "extract")  # and one call more, which merges
+    shared.print_estimate(args, run.folder, comparing, "compare")
+    shared.try_judge(args, run.folder, requests or comparing)
     if args.dry_run:
         return
-    run = start_run(start)
+    run.start()
 
     # --- traits, verdicts, win rates
     if not args.traits:
-        found["traits"] = extract(args, requests, run)
+        found["traits"] = extract(args, requests, run.folder)
     traits = found["traits"]
-    (run / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
-    verdicts = compare(args, compared, traits, run)
-    write_jsonl(run / "verdicts.jsonl", verdicts)
+    (run.folder / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
+    verdicts = compare(args, compared, traits, run.folder)
+    write_jsonl(run.folder / "verdicts.jsonl", verdicts)
     numbers = or_fail(score_verdicts, verdicts, traits, args.max_invalid, args.seed)
     judging = fingerprint(args, traits, compared)
     print(pd.DataFrame(numbers["traits"]).T.drop(columns="description").to_string())

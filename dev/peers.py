@@ -25,7 +25,7 @@ from pathlib import Path
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.endpoint import Endpoint
 from rlmt.data import append_jsonl, load_prompts, read_rows, write_jsonl
-from rlmt.model import whole_weights
+from rlmt.learner import whole_weights
 from rlmt.run import rows_of_step, seed_step
 import torch
 import tyro

@@ -13,24 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch.nn import functional as F
 
-from rewards import Part, read_parts
-from rlmt.model import (
-    Policy,
-    clip_gradients,
-    collate,
-    compute_reference_logprobs,
-    gradient_exchange,
-    load_trained,
-    micro_batches,
-    pad,
-    prepare_trained,
-    sum_and_divide,
-)
-from rlmt.run import load_function
+from rewards import Part
+from rlmt.learner import Learner, Policy, pad
+from rlmt.model import load_trained
+from rlmt.scorers import load_function
 
 MAX_GRAD_NORM = 1.0  # of the model behind `prime`
 
@@ -144,57 +133,52 @@ class ImplicitReward:
     # while phi equals the reference its rewards are noise; their size says what it has learned
     scaled = False
 
-    def __init__(self, args, part: Part, folder: Path | None, reference, tokenizer, accelerator):
-        """`folder`: the checkpoint that a resumed run goes on from."""
+    def __init__(self, args, part: Part, checkpoint: Path | None, policy: Learner):
+        """`args`: the training script's. `checkpoint`: of a resumed run. `policy`: phi shares its reference."""
         self.weight = part.weight
         self.beta = part.options["beta"]
-        self.micro_batch_tokens = args.micro_batch_tokens
-        self.reference = reference
-        self.pad_token_id = tokenizer.pad_token_id
-        self.accelerator = accelerator
-        resume_from = folder / self.name if folder else None
-        model = Policy(load_trained(args.model, args, resume_from), args.temperature)
-        rate = part.options["learning_rate"]
-        self.learner = prepare_trained(accelerator, model, rate, weight_decay=0.0, optim=args.optim)
+        model = load_trained(args.model, args, checkpoint / self.name if checkpoint else None)
+        self.learner = Learner(
+            Policy(model, args.temperature),
+            policy.accelerator,
+            args.micro_batch_tokens,
+            part.options["learning_rate"],
+            weight_decay=0.0,
+            optim=args.optim,
+        )
+        self.learner.reference = policy.reference
         self.metrics = {}
 
     def token_rewards(self, completions: list) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns rewards (B, T) of phi as it is, then trains it for one step where a verdict is known."""
-        accelerator = self.accelerator
-        model, optimizer = self.learner
+        phi = self.learner
         n_known = sum(gather_object([completion.correct is not None for completion in completions]))
         has_labels = n_known > 0
         n_known = max(1, n_known)
 
         rows = {}  # by the identity of the completion
         sums = {"prime/loss": 0.0, "prime/accuracy": 0.0}
-        batches = micro_batches(completions, self.micro_batch_tokens, accelerator)
-        for i, members in enumerate(batches):
-            batch = collate(members, self.pad_token_id, accelerator.device)
-            inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
+        for members in phi.micro_batches(completions):
+            batch = phi.collate(members)
             verdicts = [math.nan if one.correct is None else one.correct for one in members]
-            labels = torch.tensor(verdicts, device=accelerator.device)
+            labels = torch.tensor(verdicts, device=phi.accelerator.device)
             known = ~labels.isnan()
-
-            reference_logprobs = compute_reference_logprobs(model, self.reference, inputs)
-            with gradient_exchange(model, accelerator, is_last=i == len(batches) - 1):
-                (logprobs,) = model(*inputs, extra="none")
-                value = self.beta * (logprobs - reference_logprobs) * batch["completion_mask"]
-                log_odds = value.sum(1)
-                loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
-                # DDP and FSDP2 average gradients over processes; we want their sum
-                (loss * accelerator.num_processes / n_known).backward()
+            (logprobs,) = phi.logprobs(batch, extra="none")
+            value = self.beta * (logprobs - phi.reference_logprobs(batch)) * batch["completion_mask"]
+            log_odds = value.sum(1)
+            loss = F.binary_cross_entropy_with_logits(log_odds[known], labels[known], reduction="sum")
+            phi.backward(loss / n_known)
 
             sums["prime/loss"] += loss.detach()
             sums["prime/accuracy"] += ((log_odds > 0) == labels.bool())[known].sum()
             for completion, row, total in zip(members, value.tolist(), log_odds.tolist(), strict=True):
                 rows[id(completion)] = row[: len(completion.ids)]
                 completion.rewards[self.name] = total
-        self.metrics = sum_and_divide(sums, n_known, accelerator)
-        clip_gradients(model, MAX_GRAD_NORM)
+        self.metrics = phi.means(sums, n_known)
+        phi.clip_gradients(MAX_GRAD_NORM)
         if has_labels:  # else Adam's momentum alone would move phi
-            optimizer.step()
-        optimizer.zero_grad()
+            phi.optimizer.step()
+        phi.optimizer.zero_grad()
         values = pad([rows[id(completion)] for completion in completions])
         return values, pad([[1.0] * len(completion.ids) for completion in completions]).bool()
 
@@ -202,12 +186,12 @@ class ImplicitReward:
 # --- what the command line asks for
 
 
-def load_dense(args, folder: Path | None, reference, tokenizer, accelerator: Accelerator) -> list:
-    """Loads the dense rewards in `args.rewards`. `folder`: the checkpoint of a resumed run."""
+def load_dense(parts: dict[str, Part], args, checkpoint: Path | None, policy: Learner, tokenizer) -> list:
+    """Loads the dense rewards among the parts. `args`: the training script's. `checkpoint`: of a resumed run."""
     sources = []
-    for part in read_parts(args):
-        if part.name == "process":
-            sources.append(ProcessReward(load_function(part.options["model"]), part.weight, tokenizer))
-        elif part.name == "prime":
-            sources.append(ImplicitReward(args, part, folder, reference, tokenizer, accelerator))
+    if "process" in parts:
+        part = parts["process"]
+        sources.append(ProcessReward(load_function(part.options["model"]), part.weight, tokenizer))
+    if "prime" in parts:
+        sources.append(ImplicitReward(args, parts["prime"], checkpoint, policy))
     return sources

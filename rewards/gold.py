@@ -6,98 +6,101 @@ It shows whether the proxy, the reward that is trained on, still means what it s
 import functools
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from rlmt.data import append_jsonl, read_log
-from rlmt.run import load_function
 from rlmt.sampler import sample_completions
+from rlmt.scorers import connect, load_function, read_who
+from utils import or_fail
 
 JUDGE_TOKENS = 4096  # of a reply, as the judge may think first
 
 
-def check_gold(args, n_completions: int, accelerator: Accelerator) -> None:
-    """Exits with 2 if `load_gold` could not load `args.gold`; prints how often its judge is asked. It may be
-    empty.
+class Gold:
+    """What measures completions: the reward model, the judge or the function of --gold, or nothing.
 
-    `n_completions`: those of a step, or of a round of DPO.
+    `args`: any ScoreArgs. A judge that fails gives no value; an empty response gets 0 without a call.
     """
-    if args.gold.startswith("judge:"):
-        _judge_endpoint(args, Path())
-        accelerator.print(
-            f"--gold: its judge is asked about every completion; of a step or round of training {n_completions} calls"
-        )
-    elif ".py:" in args.gold:
-        load_function(args.gold)
+
+    def __init__(self, args, accelerator: Accelerator):
+        """Exits with 2 if `args.gold` cannot measure."""
+        self.args = args
+        self.accelerator = accelerator
+        self.who = read_who(args.gold, otherwise="folder")
+        self.tokenizer = None
+        """That of a reward model, which reads each prompt."""
+        self.model = None
+        """The reward model; it counts the texts that it cuts."""
+        self.judge = None
+        self.function = None
+        if self.who.kind == "function":
+            self.function = load_function(self.who.name)
+        elif self.who.kind == "folder":
+            from rewards.preference import RewardModel
+
+            self.tokenizer = or_fail(RewardModel.check, self.who.name, "", "response", "plain")
+
+    def try_judge(self, prompt: dict, run: Path, n_completions: int) -> None:
+        """Asks a judge its first request, and prints how often it is asked; exits with 2 if no reply comes.
+
+        Args:
+            run: the folder of its replies, whose cost counts in the budget.
+            n_completions: of a step or round.
+        """
+        if self.who.kind == "endpoint" and self.accelerator.is_main_process:
+            print(
+                "--gold: its judge is asked about every completion; of a step or round of training "
+                f"{n_completions} calls"
+            )
+            from rewards import judged
+
+            ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)
+            judge = self._connect(run)
+            judged.try_judge(judge, ask, {"messages": prompt["messages"]}, "--gold", self.args.overwrite)
+
+    def _connect(self, run: Path):
+        """Returns the client of a judge; the processes share the budget."""
+        n_processes = self.accelerator.num_processes
+        store = run / f"gold-{self.accelerator.process_index}.jsonl"
+        return connect(self.who, store, self.args, n_processes)
+
+    def load(self, device: str, run: Path) -> None:
+        """Loads the reward model, or connects with the judge."""
+        if self.who.kind == "endpoint":
+            self.judge = self._connect(run)
+        elif self.who.kind == "folder":
+            from rewards.preference import RewardModel
+
+            # it is given responses only
+            self.model = RewardModel(self.who.name, "response", "plain", device=device, dtype=self.args.dtype)
+
+    def of(self, completions: list) -> list[dict[str, float | None]]:
+        """Returns {"gold": value} of each completion; {} without --gold.
+
+        As in an evaluation, a completion that is not `ok` has the empty answer.
+        """
+        messages = [completion.messages for completion in completions]
+        responses = [completion.response if completion.status == "ok" else "" for completion in completions]
+        if self.function:
+            values = map(self.function, messages, responses)
+        elif self.model:
+            values = self.model.score(messages, responses)
+        elif self.judge:
+            from rewards.judged import judge_mark
+
+            rows = []
+            for turns, response in zip(messages, responses, strict=True):
+                rows.append({"messages": turns, "response": response})
+            values = judge_mark(rows, self.judge, JUDGE_TOKENS)
+        else:
+            return [{}] * len(completions)
+        return [{"gold": None if value is None else float(value)} for value in values]
 
 
-def try_judge(args, prompt: dict, run: Path) -> None:
-    """Asks a judge of --gold its first request; exits with 2 if no reply comes.
-
-    `run`: the folder of its replies, whose cost counts in the budget.
-    """
-    if args.gold.startswith("judge:") and PartialState().is_main_process:
-        from rewards import judged
-
-        prompt = {"messages": prompt["messages"]}
-        judge = _judge_endpoint(args, run)
-        ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)
-        judged.try_judge(judge, ask, prompt, "--gold", args.overwrite)
-
-
-def load_gold(args, device: str, run: Path) -> Callable | None:
-    """Loads what `args.gold` names: a function of (lists of messages, responses) that returns floats; None if
-    empty.
-
-    `args.gold` is the folder of a reward model, `file.py:function` with function(messages, response) ->
-    float, or `judge:MODEL` (`judge:MODEL@URL`), whose mark is 0.1 to 1. A judge that fails gives None; an
-    empty response gets 0 without a call. A reward model is returned as it is, as it counts the texts that it
-    cuts.
-    """
-    if not args.gold:
-        return None
-    if args.gold.startswith("judge:"):
-        return functools.partial(_marks, _judge_endpoint(args, run))
-    if ".py:" in args.gold:
-        return functools.partial(map, load_function(args.gold))
-    from rewards.preference import RewardModel
-
-    # it is given responses only
-    return RewardModel(args.gold, "response", "plain", device=device, dtype=args.dtype)
-
-
-def _marks(judge, prompts: list[list[dict]], responses: list[str]) -> list[float | None]:
-    from rewards.judged import judge_mark
-
-    rows = []
-    for messages, response in zip(prompts, responses, strict=True):
-        rows.append({"messages": messages, "response": response})
-    return judge_mark(rows, judge, JUDGE_TOKENS)
-
-
-def _judge_endpoint(args, run: Path):
-    """Returns the client of a judge of --gold; exits with 2 without a key for it. The processes share the
-    budget."""
-    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
-
-    name, at, rest = args.gold.removeprefix("judge:").partition("@http")  # a name may have an @ too
-    url = at.removeprefix("@") + rest
-    state = PartialState()
-    return Endpoint(
-        name,
-        run / f"gold-{state.process_index}.jsonl",
-        url,
-        budget=args.budget / state.num_processes,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
-
-
-def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, step: int) -> bool:
+def measure_held_out(prompts: list[dict], sampler, scorer, policy, run: Path, step: int) -> bool:
     """Samples, scores and logs a completion of each held-out prompt; tells whether gold is the best so far.
 
     All processes call it, each for its share of the prompts. If these cannot be split evenly, the last
@@ -110,11 +113,12 @@ def measure_held_out(prompts: list[dict], sampler, scorer, model, run: Path, ste
     first = accelerator.process_index * n_own
     own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
 
-    sampler.sync(model)
+    sampler.sync(policy.model)
     completions = sample_completions(own_prompts, sampler, scorer.args.think_format)
     sampler.sleep()
 
     scorer.measure(completions)
+    scorer.pop_truncated()  # the next count is of training steps only
     rows = gather_object([completion.row() for completion in completions])
     is_best = False
     if accelerator.is_main_process:

@@ -8,7 +8,6 @@ from torch.nn.utils.rnn import pad_sequence
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from rewards import read_parts
 from rlmt.chat import (
     closing_ids,
     context_length,
@@ -124,8 +123,6 @@ class RewardModel:
             ids.append(self.encode(messages, text))
         return self.score_ids(ids)
 
-    __call__ = score  # as a gold, which is a function
-
     @torch.inference_mode()
     def score_ids(self, ids: list[list[int]]) -> list[float]:
         """Returns the rewards (B,) of conversations given as token ids; of equal ones equal rewards."""
@@ -163,31 +160,11 @@ def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, to
     return ids.to(device), mask.to(device)
 
 
-def check_preference(args) -> Tokenizer:
-    """Returns the tokenizer of `args.reward_model`; exits with 2 if it cannot score the format of the run."""
-    template = _options(args)["chat_template"]
-    tokenizer = or_fail(RewardModel.check, args.reward_model, template, args.reward_on, args.think_format)
-    config = load_config(args.reward_model)
-    learned_on = getattr(config, "reward_on", args.reward_on)  # set by train_reward.py
-    if learned_on != args.reward_on:
-        PartialState().print(
-            f"WARNING: {args.reward_model} was trained on {learned_on}, and --reward-on is {args.reward_on}"
-        )
+def check_preference(path: str, chat_template: str, reward_on: str, think_format: str) -> Tokenizer:
+    """Returns the tokenizer of the reward model at `path`; exits with 2 if it cannot score the format of the
+    run."""
+    tokenizer = or_fail(RewardModel.check, path, chat_template, reward_on, think_format)
+    learned_on = getattr(load_config(path), "reward_on", reward_on)  # set by train_reward.py
+    if learned_on != reward_on:
+        PartialState().print(f"WARNING: {path} was trained on {learned_on}, and --reward-on is {reward_on}")
     return tokenizer
-
-
-def _options(args) -> dict:
-    """Returns the options of the reward `preference`."""
-    return next(part.options for part in read_parts(args) if part.name == "preference")
-
-
-def load_reward_model(args, device: str) -> RewardModel:
-    """Loads `args.reward_model`, which `check_preference` has checked."""
-    return RewardModel(
-        args.reward_model,
-        args.reward_on,
-        args.think_format,
-        **_options(args),
-        device=device,
-        dtype=args.dtype,
-    )

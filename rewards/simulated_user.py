@@ -30,7 +30,7 @@ from benchmarks.foreign import verdict_of
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
-from rlmt.run import load_function
+from rlmt.scorers import load_function
 from utils import shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]

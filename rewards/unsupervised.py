@@ -7,12 +7,10 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from accelerate import Accelerator
-from torch import nn
 
 from benchmarks.verified import normalise_math
 from rlmt.data import read_log
-from rlmt.model import inputs_of, micro_batches
+from rlmt.learner import Learner
 from rewards import Values, in_groups
 from rewards.verified import final_answer
 
@@ -84,8 +82,7 @@ class Collapse:
     """Follows how far the policy has collapsed, over the steps of a run, and ends the run.
 
     Logs collapse/agreement: the share of a group that gives its most frequent answer, mean over groups. It is
-    left out where a group has several prompts, as in PPO, because answers to different questions need not
-    agree.
+    left out in PPO, which has one completion of each prompt.
     """
 
     def __init__(self, run: Path, group_size: int):
@@ -94,7 +91,7 @@ class Collapse:
 
     def indicators(self, completions: list) -> dict[str, float]:
         """Returns the metrics of a step."""
-        if completions[0].id != completions[self.group_size - 1].id:
+        if self.group_size == 1:
             return {}
         answers = [_comparable_answer(completion.response) for completion in completions]
         votes = [_count_votes(group) for group in in_groups(answers, self.group_size)]
@@ -118,16 +115,13 @@ class Collapse:
 
 
 @torch.no_grad()
-def set_entropy_statistics(
-    model: nn.Module, completions: list, max_tokens: int, pad_token_id: int, accelerator: Accelerator
-) -> None:
+def set_entropy_statistics(policy: Learner, completions: list) -> None:
     """Stores mean entropy and mean KL(uniform || policy) over the tokens of each completion, in nats.
 
     The rewards self_certainty and negative_entropy read them.
     """
-    for members in micro_batches(completions, max_tokens, accelerator):
-        inputs = inputs_of(members, pad_token_id, accelerator)
-        _, entropies, kl_uniform = model(*inputs, extra="kl_uniform")
+    for members in policy.micro_batches(completions):
+        _, entropies, kl_uniform = policy.logprobs(policy.collate(members), extra="kl_uniform")
         for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {

@@ -16,24 +16,26 @@ import shutil
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import save_torch_state_dict
 from torch import nn
 import transformers
 
-from rlmt.model import Learner, full_tensor, has_adapter, is_sharded_launch, unwrap, whole_weights
+from rlmt.learner import Learner, full_tensor, unwrap, whole_weights
+from rlmt.model import has_adapter, is_sharded_launch
 from utils import SAFE
 
 
 # --- 1. model folders
 
 
-def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge: bool = True) -> None:
+def save_weights(folder: Path, model: nn.Module, merge: bool = True) -> None:
     """Saves a transformers model as an ordinary folder, LoRA merged; without `merge` its adapter alone.
 
     Under FSDP2 all processes gather the weights, one after the other; the main process keeps and writes them.
     """
+    state = PartialState()
     inner = unwrap(model)
     saves_adapter = has_adapter(inner) and not merge
     weights = whole_weights(model)
@@ -44,9 +46,9 @@ def save_weights(folder: Path, model: nn.Module, accelerator: Accelerator, merge
         if saves_adapter and not weight.requires_grad:
             continue
         whole = full_tensor(weight.detach())
-        if accelerator.is_main_process:
+        if state.is_main_process:
             on_cpu[name] = whole.to("cpu", copy=True)  # a gathered one may be a view of a larger buffer
-    if not accelerator.is_main_process:
+    if not state.is_main_process:
         return
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,28 +114,29 @@ def adapter_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_adapter")
 
 
-def save_model(folder: Path, model: nn.Module, tokenizer, accelerator: Accelerator) -> None:
+def save_model(folder: Path, model: nn.Module, tokenizer) -> None:
     """Saves a finished model with LoRA merged; the adapter alone goes next to it, see `adapter_of`.
 
     Older folders of these names are replaced when the new ones are whole.
     """
+    state = PartialState()
     trains_adapter = has_adapter(unwrap(model))
     part = _part_of(folder)
     adapter_part = _part_of(adapter_of(folder))
-    if accelerator.is_main_process:
+    if state.is_main_process:
         shutil.rmtree(part, ignore_errors=True)  # one that was not written to its end
         shutil.rmtree(adapter_part, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    save_weights(part, model, accelerator)  # all processes take part: each has a shard
+    state.wait_for_everyone()
+    save_weights(part, model)  # all processes take part: each has a shard
     if trains_adapter:
-        save_weights(adapter_part, model, accelerator, merge=False)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
+        save_weights(adapter_part, model, merge=False)
+    state.wait_for_everyone()
+    if state.is_main_process:
         save_tokenizer(part, tokenizer)
         if trains_adapter:
             _replace(adapter_of(folder), adapter_part)
         _replace(folder, part)
-    accelerator.wait_for_everyone()
+    state.wait_for_everyone()
 
 
 def copy_model(source: Path, folder: Path) -> None:
@@ -193,33 +196,32 @@ def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
 KEEP_CHECKPOINTS = 2  # the newest of a run; 0 keeps all
 
 
-def save_checkpoint(
-    run: Path, step: int, learners: dict[str, Learner], tokenizer, accelerator: Accelerator
-) -> None:
+def save_checkpoint(run: Path, step: int, learners: dict[str, Learner], tokenizer) -> None:
     """Writes checkpoint-<step>, then deletes older ones so that KEEP_CHECKPOINTS are left.
 
     `learners`: {"model": the policy, "critic": ..., ...}.
     """
+    state = PartialState()
     folder = run / f"checkpoint-{step}"
-    if accelerator.is_main_process:
+    if state.is_main_process:
         shutil.rmtree(folder, ignore_errors=True)  # one that was not written to its end
         folder.mkdir(exist_ok=True)
         save_tokenizer(folder, tokenizer)
-    accelerator.wait_for_everyone()
+    state.wait_for_everyone()
 
     for name, learner in learners.items():
         weights = folder
         if name != "model":  # the learner that becomes run/model; its files lie in the folder itself
             weights = folder / name
-        save_weights(weights, learner.model, accelerator, merge=False)
+        save_weights(weights, learner.model, merge=False)
         save_optimizer(folder, name, learner.optimizer)
 
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:  # every process has written its part
+    state.wait_for_everyone()
+    if state.is_main_process:  # every process has written its part
         (folder / "complete").touch()  # last: a checkpoint without it does not count
         for older in numbered(run)[:-KEEP_CHECKPOINTS]:
             shutil.rmtree(older)
-    accelerator.wait_for_everyone()
+    state.wait_for_everyone()
 
 
 def latest(run: Path) -> Path | None:

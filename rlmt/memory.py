@@ -15,7 +15,8 @@ from accelerate import PartialState
 
 from rlmt.chat import load_config
 from rlmt.model import is_sharded_launch, reference_dtype, without_weights
-from utils import compute_dtype, fail
+from rlmt.scorers import read_who
+from utils import compute_dtype, fail, wants_vllm
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}  # per parameter
@@ -92,26 +93,26 @@ def scorers_gib(args, **models: str) -> dict[str, float]:
     judge."""
     parts = {}
     for part, model in models.items():
-        if model and ".py:" not in model and not model.startswith("judge:"):
+        if read_who(model, otherwise="folder").kind == "folder":
             parts[part.replace("_", " ")] = frozen_gib(
                 model, transformers.AutoModelForSequenceClassification, args.dtype
             )
     return parts
 
 
-def dpo_gib(args, use_vllm: bool) -> dict[str, float]:
+def dpo_gib(args) -> dict[str, float]:
     """Returns {part: GiB} of a round of DPO, which has one part in memory at a time."""
     scorers = scorers_gib(args, reward_model=args.reward_model, gold=args.gold)
     parts = {"scoring": sum(scorers.values()), "training: policy": trained_gib(args.model, args)}
-    if use_vllm:
+    if wants_vllm(args.rollout):
         parts["sampling: vLLM"] = vllm_gib(args)
     return parts
 
 
-def rl_gib(args, rewards: list[str], use_vllm: bool, has_reference: bool) -> dict[str, float]:
+def rl_gib(args, rewards: list[str], has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: the names in
     --rewards."""
-    parts = policies_gib(args, use_vllm, has_reference)
+    parts = policies_gib(args, has_reference)
     if "preference" in rewards:
         parts |= scorers_gib(args, reward_model=args.reward_model)
     if "prime" in rewards:
@@ -119,12 +120,12 @@ def rl_gib(args, rewards: list[str], use_vllm: bool, has_reference: bool) -> dic
     return parts | scorers_gib(args, gold=args.gold)
 
 
-def policies_gib(args, use_vllm: bool, has_reference: bool) -> dict[str, float]:
+def policies_gib(args, has_reference: bool) -> dict[str, float]:
     """Returns {part: GiB} of the policy, its reference and what samples from it."""
     parts = {"policy": trained_gib(args.model, args)}
     if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
         parts["reference"] = reference_gib(args.model, args.dtype)
-    if use_vllm:
+    if wants_vllm(args.rollout):
         parts["vLLM"] = vllm_gib(args)
     return parts
 

@@ -1,27 +1,27 @@
 """A run: its arguments, its folder, its log, and what surrounds its steps. Nothing is overwritten unless the
 user asks for it.
 
-    start = check_run(args, "grpo", args.model, constants(globals()))    # may it have its folder? writes nothing
-    run = resume(start_run(start), args, accelerator)                    # makes the folder, finds the last checkpoint
-    learners = {"model": load_learner(args, args.model, run.checkpoint, accelerator)}
-    with training(run, learners, tokenizer, args.steps, COLUMNS) as train:    # SIGTERM, hangs, errors
-        for step in train.steps():                                            # from 1, or from the checkpoint on
-            members = rows_of_step(rows, step, args.batch_size, args.seed)
+    run = Run(args, "grpo", args.model, constants(globals()))    # may it have its folder? writes nothing
+    run.start()                                                  # makes the folder, finds the last checkpoint
+    learners = {"model": load_policy(args, args.model, run.checkpoint, accelerator)}
+    with run.training(learners, tokenizer, args.steps, COLUMNS):    # SIGTERM, hangs, errors
+        for step in run.steps():                                    # from 1, or from the checkpoint on
+            chosen = rows_of_step(rows, step, args.batch_size, args.seed)
             ...
-            train.end(step, metrics, n_tokens)                                # logs, saves at times, stops
-    save_model(run.folder / "model", learners["model"].model, tokenizer, accelerator)
-    finish_run(run.folder, {"steps": args.steps}, "eval_benchmarks.py ifeval --data google/IFEval --model")
+            run.end_step(step, metrics, n_tokens)                   # logs, saves at times, stops
+    save_model(run.folder / "model", learners["model"].model, tokenizer)
+    run.finish({"steps": args.steps}, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 No random state is stored: rows, sampling and micro-batches of a step follow from (seed, step), so a resumed
 run repeats an unbroken one to the bit. All processes call these functions together.
 """
 
 import contextlib
+import copy
 import dataclasses
 import faulthandler
 import functools
 import hashlib
-import importlib.util
 import io
 import json
 import math
@@ -35,23 +35,23 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import filelock
 import numpy as np
 import torch
 import tyro
-from accelerate import Accelerator, PartialState
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
-from rlmt.model import Learner, is_sharded_launch
+from rlmt.learner import Learner
+from rlmt.model import is_sharded_launch
 from utils import IS_FIRST, fail, or_warn, refuse_repeated
 
 # --- 1. arguments
@@ -245,25 +245,6 @@ def check_values(args) -> None:
         )
 
 
-@functools.cache
-def load_function(spec: str):
-    """Loads the function of `path/to/file.py:name`; exits with 2 if there is none.
-
-    Its file may load a model, so it is run once, however often the function is asked for.
-    """
-    path, _, name = spec.rpartition(":")
-    if not (path.endswith(".py") and Path(path).is_file()):
-        fail(f"{spec!r} is not file.py:function of an existing file")
-    # named by its path, as its stem could be the name of another module
-    module_spec = importlib.util.spec_from_file_location(path, path)
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path] = module
-    module_spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        fail(f"{path} has no function {name!r}")
-    return getattr(module, name)
-
-
 # --- 2. the run's folder
 
 # arguments that say how a run is started, not what it is
@@ -292,81 +273,6 @@ CHANGEABLE = (
     "judge_tensor_parallel",
     "report_to",
 )
-
-
-class Start(NamedTuple):
-    """A run that `check_run` allows, and that `start_run` starts."""
-
-    run: Path
-    """Its folder, which may not exist yet."""
-    config: dict
-    """The content of config.json."""
-    is_resume: bool
-    """Whether it goes on from what the folder holds, as --resume asks."""
-
-
-def check_run(args, script: str, model: str, script_constants: dict | None = None) -> Start:
-    """Checks that the run may have its folder, and writes nothing; every rank calls it, also in a dry run.
-
-    The folder is `args.out`, else {script}__{preset or model}__s{seed}__{hash of the arguments}, so the same
-    command finds the same folder: beside that of the run that made the model, else in results/. An existing
-    folder exits with 2, unless `args.overwrite` is set, or `args.resume` with equal arguments (except
-    CHANGEABLE) that name the same contents, and equal constants. A complete run exits with 0 before any model
-    is loaded, unless an argument of LENGTH has grown.
-    """
-    state = PartialState(cpu=not torch.cuda.is_available())
-    arguments = _through_json(args)
-    run = Path(args.out or _default_folder(arguments, script, model))
-    is_resume = args.resume and (run / "config.json").exists()
-    inputs = {name: digests_of(value) for name, value in _identity(arguments).items()}
-    config = {
-        "script": script,
-        "args": arguments,
-        "constants": script_constants or {},
-        "inputs": {name: digests for name, digests in inputs.items() if digests},
-        "processes": state.num_processes,
-    }
-    if state.is_main_process:
-        if is_resume:
-            _check_arguments(run, config, args)
-        else:
-            _check_new_run(run, args)
-    # rank 0 decides for all, as another machine's view of the folder may lag behind
-    if broadcast_object_list([is_resume and _is_finished(run, arguments)])[0]:
-        state.print(f"{run} is complete; --overwrite starts it anew")
-        state.destroy_process_group()
-        sys.exit(0)
-    if is_resume and state.is_main_process:
-        _check_inputs(run, config)
-    return Start(run, config, is_resume)
-
-
-def start_run(start: Start) -> Path:
-    """Makes the run's folder with config.json, command.txt and env.txt, and returns it; every rank calls it.
-
-    A folder in use exits with 2.
-    """
-    state = PartialState()
-    run = start.run
-    if state.is_main_process:
-        command = shlex.join([sys.executable, *sys.argv])
-        starts = {"command.txt": command, "env.txt": environment()}
-        run.mkdir(parents=True, exist_ok=True)
-        lock_folder(run)
-        if not start.is_resume:  # --overwrite; what may be deleted was checked in check_run
-            for path in _contents(run):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-        print(f"run folder: {run}", flush=True)
-        (run / "summary.json").unlink(missing_ok=True)  # a run that is to be longer is not finished any more
-        write_file(run / "config.json", json.dumps(start.config, indent=1))
-        for name, text in starts.items():
-            with open(run / name, "a") as file:  # once per start: a resumed run has several
-                file.write(text + "\n")
-    check_shared_disk(run)
-    return run
 
 
 def check_shared_disk(run: Path) -> None:
@@ -561,60 +467,20 @@ def environment() -> str:
     return "\n".join([commit, *gpus, *installed_packages(), changes])
 
 
-# --- 3. the checkpoint to go on from
-
-# each row has its step; a resume cuts them back to its checkpoint
-LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
-
-
-@dataclass
-class Run:
-    """A run that is under way."""
-
-    folder: Path
-    args: RunArgs
-    accelerator: Accelerator
-    checkpoint: Path | None
-    """Folder of the checkpoint from which it goes on; None at a start."""
-    first_step: int
-    """The step of that checkpoint; 0 at a start."""
-
-
-def resume(folder: Path, args, accelerator: Accelerator) -> Run:
-    """Finds the last whole checkpoint, if `args.resume` is set, and cuts the logs back to it."""
-    checkpoint = None
-    first_step = 0
-    last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
-    if args.resume:
-        checkpoint = latest(folder)
-        accelerator.print(f"resumes from {checkpoint or 'the beginning'}", flush=True)
-    if checkpoint:
-        first_step = last_logged = step_of(checkpoint)
-    if first_step > getattr(args, "steps", first_step):  # scripts that count epochs have no --steps
-        fail(f"--steps {args.steps}: {checkpoint} has trained {first_step} steps; name at least as many")
-    if accelerator.is_main_process:
-        for torn in numbered(folder):  # of no use, and not to be counted among those that are kept
-            if not (torn / "complete").exists():
-                shutil.rmtree(torn)
-        for name in LOGS:  # steps behind the checkpoint are trained, and logged, once more
-            cut_log(folder / name, last_logged)
-    accelerator.wait_for_everyone()
-    return Run(folder, args, accelerator, checkpoint, first_step)
-
-
 def cut_log(path: Path, last_step: int) -> None:
     """Removes the rows of a log after `last_step`, so that no step is there twice."""
     if path.exists():
         write_jsonl(path, [row for row in read_log(path) if row["step"] <= last_step])
 
 
-# --- 4. steps
+# --- 3. steps
 
 
-def seed_step(seed: int, step: int, accelerator: Accelerator) -> None:
+def seed_step(seed: int, step: int) -> None:
     """Seeds Python, NumPy (vLLM takes request seeds from it on a GPU) and torch; every process draws
     differently."""
-    number = (seed * 1_000_003 + step) * accelerator.num_processes + accelerator.process_index
+    state = PartialState()
+    number = (seed * 1_000_003 + step) * state.num_processes + state.process_index
     set_seed(number % 2**32)  # NumPy takes no more than 32 bits
 
 
@@ -635,13 +501,13 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
     return [rows[place] for place in chosen]
 
 
-def plan_steps(n_rows: int, args, accelerator: Accelerator) -> int:
-    """Returns the steps of `args.epochs` over the rows; exits with 2 if the processes cannot share a step."""
-    n_processes = accelerator.num_processes
-    if args.batch_size % n_processes:  # it counts rows over all processes
-        fail(f"--batch-size {args.batch_size} cannot be shared by {n_processes} processes; use a multiple")
-    steps = max(1, round(args.epochs * (n_rows // args.batch_size)))
-    accelerator.print(f"{steps} steps of {args.batch_size} rows, on {n_processes} processes")
+def plan_steps(n_rows: int, batch_size: int, epochs: float) -> int:
+    """Returns the steps of so many epochs over the rows; exits with 2 if the processes cannot share a step."""
+    state = PartialState()
+    if batch_size % state.num_processes:  # it counts rows over all processes
+        fail(f"--batch-size {batch_size} cannot be shared by {state.num_processes} processes; use a multiple")
+    steps = max(1, round(epochs * (n_rows // batch_size)))
+    state.print(f"{steps} steps of {batch_size} rows, on {state.num_processes} processes")
     return steps
 
 
@@ -685,150 +551,6 @@ def waits_for_endpoint(args) -> bool:
     return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
 
 
-@dataclass
-class Training:
-    """What surrounds the steps of a training script; see `training`, which makes it."""
-
-    run: Run
-    learners: dict[str, Learner]
-    """{"model": the policy, "critic": ..., ...}, which are in each checkpoint."""
-    tokenizer: Tokenizer
-    n_steps: int
-    """The run's length, steps of an earlier start included."""
-    columns: dict[str, str]
-    """{title on the screen: key of the metrics}."""
-    sampler: object = None
-    """Of a loop that generates; a run that was stopped closes it."""
-    checks: list[Callable] = ()
-    """Functions of (step, metrics, completions) that raise an error, or return a reason to end the run after
-    this step."""
-    measure: Callable[[int], bool] | None = None
-    """Measures held-out prompts before each checkpoint, and at step 0; tells whether the model is the best so
-    far."""
-
-    def __post_init__(self):
-        self.last_step = self.run.first_step
-        """The last step that was trained."""
-        self.end_reason = ""
-        """Why the run ends before `n_steps`."""
-        self.timer = Timer()
-        """That of the step; `timer.end(phase)` ends a phase."""
-        self.is_stopping = False
-        """Whether this process received SIGTERM or Ctrl-C."""
-        self.started = time.monotonic()
-        self.n_tokens = 0
-        if self.run.accelerator.is_main_process:  # a resumed run counts on
-            for line in read_log(self.run.folder / "metrics.jsonl")[-1:]:
-                self.n_tokens = line.get("num_tokens", 0)
-        self.tracker = start_tracker(self.run)
-
-    def steps(self) -> Iterator[int]:
-        """Yields the steps that are left, from 1 on. Each is seeded, so that a resumed run draws the same."""
-        seed = self.run.args.seed
-        accelerator = self.run.accelerator
-        if self.measure and self.run.first_step == 0:  # where the curves of held_out.jsonl begin
-            seed_step(seed, 0, accelerator)
-            self.measure(0)
-        for step in range(self.run.first_step + 1, self.n_steps + 1):
-            self.timer = Timer(at_each_phase=self._expect_progress)
-            self._expect_progress()
-            seed_step(seed, step - 1, accelerator)
-            yield step
-            if self.end_reason:
-                return
-
-    def end(self, step: int, metrics: dict, n_tokens: int, completions: list = ()) -> None:
-        """Ends a step: logs it, checks it, saves; raises Stopped after a signal.
-
-        Args:
-            n_tokens: tokens that the step read, over all processes.
-            completions: those of all processes; each is a row of completions.jsonl.
-        """
-        self.timer.end("other")
-        self.last_step = step
-        self._log(step, metrics | self.timer.metrics, n_tokens)
-        if completions and self.run.accelerator.is_main_process:
-            rows = [{"step": step, **completion.row()} for completion in completions]
-            append_jsonl(self.run.folder / "completions.jsonl", rows)
-        # after the log, so that the step which ends a run can be looked at
-        for check in self.checks:
-            self.end_reason = check(step, metrics, completions) or self.end_reason
-
-        is_stopping = self._signal_came()  # asked of all processes, as all of them must save
-        is_last = step == self.n_steps or bool(self.end_reason)
-        is_due = is_last or step % self.run.args.save_steps == 0
-        if is_due or is_stopping:
-            # a stop has no time to measure, and an unbroken run does not measure here
-            self._save(step, is_due)
-        if is_stopping:
-            raise Stopped(step)
-        if self.end_reason:
-            self.run.accelerator.print(f"{self.end_reason}; the run ends here")
-
-    def _save(self, step: int, measures: bool) -> None:
-        # measured before it is saved: a run that is killed between the two repeats this step, and measures
-        # again
-        faulthandler.cancel_dump_traceback_later()  # a judge of --gold, or 100 GB on a slow disk, may take long
-        accelerator = self.run.accelerator
-        if measures and self.measure and self.measure(step):
-            best = self.run.folder / "best_by_gold"
-            save_model(best, self.learners["model"].model, self.tokenizer, accelerator)
-        save_checkpoint(self.run.folder, step, self.learners, self.tokenizer, accelerator)
-
-    def _log(self, step: int, metrics: dict, n_tokens: int) -> None:
-        """Writes a line of metrics.jsonl, prints and reports it; main process only."""
-        if not self.run.accelerator.is_main_process:
-            return
-        elapsed = time.monotonic() - self.started
-        seconds = self.timer.last - self.timer.started
-        self.n_tokens += n_tokens
-        metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
-        line = {"step": step, "seconds": round(elapsed, 2), **metrics}
-        append_jsonl(self.run.folder / "metrics.jsonl", [line])
-        if self.tracker:
-            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-            self.tracker.log(numbers, step=step)
-
-        shown = []
-        for title, key in self.columns.items():
-            value = metrics.get(key)
-            if value is not None and math.isfinite(value):
-                shown.append(f"{title} {value:.4g}")
-        # of this start alone: steps before a resume took other time
-        minutes_left = elapsed / (step - self.run.first_step) * (self.n_steps - step) / 60
-        shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
-        print(f"step {step}/{self.n_steps}", *shown, sep="  ", flush=True)
-
-    def _expect_progress(self) -> None:
-        """Ends the process with the stacks of its threads, unless this is called again within
-        STALL_MINUTES.
-
-        The timer's thread does not need the GIL, so it works while another thread holds it. It is off under
-        a debugger, and in runs that wait for a judge or a simulator, whose client has limits of its own.
-        """
-        if sys.gettrace() is None and not waits_for_endpoint(self.run.args):
-            faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
-
-    def on_signal(self, number, frame) -> None:
-        """Notes SIGTERM or Ctrl-C, at which the run stops at the end of its step; the next Ctrl-C ends it at
-        once."""
-        self.is_stopping = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        name = signal.Signals(number).name
-        os.write(STDERR, f"{name}: the run stops with a checkpoint at the end of this step\n".encode())
-
-    def _signal_came(self) -> bool:
-        """Tells whether any process received a signal to stop."""
-        asked = torch.tensor(float(self.is_stopping), device=self.run.accelerator.device)
-        return self.run.accelerator.reduce(asked, "sum").item() > 0
-
-    def close(self) -> None:
-        """Ends the tracker's run, and the timer of hangs."""
-        faulthandler.cancel_dump_traceback_later()
-        if self.tracker:
-            self.tracker.finish()
-
-
 STALL_MINUTES = 60  # a phase that takes longer ends the run
 STOPPED = 143  # exit code after a signal; a shell has the same after SIGTERM
 STDERR = 2  # its number, which signal handlers and timers need
@@ -837,60 +559,6 @@ STDERR = 2  # its number, which signal handlers and timers need
 class Stopped(Exception):
     """Ends a run after a signal, when its checkpoint is written; the argument is the step."""
 
-
-@contextlib.contextmanager
-def training(*parts, **options) -> Iterator[Training]:
-    """Surrounds the loop of a training script: ends it in order on SIGTERM or Ctrl-C, and with its stacks if it hangs.
-
-    `parts` and `options`: the fields of Training.
-    """
-    _hold_process_group()
-    train = Training(*parts, **options)
-    # launchers and schedulers send the first
-    before = {number: signal.signal(number, train.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield train
-    except Stopped as stopped:
-        train.run.accelerator.print(
-            f"stopped by a signal after step {stopped}; --resume continues from checkpoint-{stopped}"
-        )
-        leave(train.sampler)
-        sys.exit(STOPPED)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        train.close()
-
-
-def start_tracker(run: Run):
-    """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
-
-    Returns None for "none", and on all but the main process. A resume may log steps a second time:
-    TensorBoard then drops the first ones, W&B the second ones, and Trackio has both. They are equal where
-    resuming is exact.
-    """
-    report_to = run.args.report_to
-    if report_to == "none" or not run.accelerator.is_main_process:
-        return None
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    tracker_class = LOGGER_TYPE_TO_CLASS[report_to]
-    if report_to == "tensorboard":
-        tracker = tracker_class(report_to, run.folder, purge_step=run.first_step + 1)
-    else:
-        id_file = run.folder / "tracker_id"  # as a run that is overwritten has the same name
-        if not id_file.exists():
-            id_file.write_text(f"{run.folder.parent.name}-{run.folder.name}-{secrets.token_hex(4)}")
-        name = id_file.read_text()
-        settings = {"name": name, "config": dataclasses.asdict(run.args), "resume": "allow"}
-        if report_to == "wandb":  # its id makes a resumed run go on in the same curves
-            settings |= {"id": name, "dir": str(run.folder)}
-        tracker = tracker_class("rlmt", **settings)
-    tracker.start()
-    return tracker
-
-
-# --- 5. the end
 
 _HELD_GROUPS = []
 
@@ -905,35 +573,335 @@ def _hold_process_group() -> None:
         _HELD_GROUPS.append(torch.distributed.group.WORLD)
 
 
-def leave(sampler=None) -> None:
-    """Closes the sampler, and leaves the process group together with all other processes."""
-    if sampler:
-        sampler.close()  # first: vLLM in this process has groups of its own within the process group
-    if torch.distributed.is_initialized():
-        _hold_process_group()
-        PartialState().wait_for_everyone()
-        PartialState().destroy_process_group()
+# --- 4. the run
+
+# each row has its step; a resume cuts them back to its checkpoint
+LOGS = ("metrics.jsonl", "completions.jsonl", "held_out.jsonl", "held_out_completions.jsonl")
 
 
-def write_summary(run: Path, summary: dict) -> None:
-    """Writes summary.json, which marks a finished run; main process only."""
-    if PartialState().is_main_process:
-        write_file(run / "summary.json", json.dumps(summary, indent=1) + "\n")
+class Run:
+    """A run, from the check of its folder to its summary.
 
-
-def finish_run(run: Path, summary: dict, next_command: str, sampler=None) -> None:
-    """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process
-    group, and says where the model lies and the next command.
-
-    `next_command`: a script and its flags, before the model's folder.
+    The folder is `args.out`, else {script}__{preset or model}__s{seed}__{hash of the arguments}, so the same
+    command finds the same folder: beside that of the run that made the model, else in results/.
     """
-    write_summary(run, summary)  # after model/: its existence says that the run is complete
-    PartialState().wait_for_everyone()
-    leave(sampler)
-    if PartialState().is_main_process:  # last, as nobody waits for them and nothing is lost with them
-        from page import write_page  # only the end of a run needs these
-        from rlmt.card import write_card
 
-        or_warn(f"no model card of {run}", write_card, run)
-        or_warn(f"no page of {run}", write_page, [run], run / "page.html")
-        print(f"model: {run}/model\nnext: python {next_command} {run}/model")
+    def __init__(self, args, script: str, model: str, script_constants: dict | None = None):
+        """Checks that the run may have its folder, and writes nothing; also in a dry run.
+
+        An existing folder exits with 2, unless `args.overwrite` is set, or `args.resume` with equal arguments
+        (except CHANGEABLE) that name the same contents, and equal constants. A complete run exits with 0
+        before any model is loaded, unless an argument of LENGTH has grown.
+        """
+        self.state = PartialState(cpu=not torch.cuda.is_available())
+        arguments = _through_json(args)
+        inputs = {name: digests_of(value) for name, value in _identity(arguments).items()}
+        self.args = args
+        self.folder = Path(args.out or _default_folder(arguments, script, model))
+        """It may not exist yet."""
+        self.config = {
+            "script": script,
+            "args": arguments,
+            "constants": script_constants or {},
+            "inputs": {name: digests for name, digests in inputs.items() if digests},
+            "processes": self.state.num_processes,
+        }
+        """The content of config.json."""
+        self.goes_on = args.resume and (self.folder / "config.json").exists()
+        """Whether it goes on from what the folder holds, as --resume asks."""
+        self.checkpoint: Path | None = None
+        """Folder of the checkpoint from which it goes on; None at a start."""
+        self.first_step = 0
+        """The step of that checkpoint; 0 at a start."""
+        self.sampler = None
+        """Of a loop that generates."""
+        if self.state.is_main_process:
+            if self.goes_on:
+                _check_arguments(self.folder, self.config, args)
+            else:
+                _check_new_run(self.folder, args)
+        # rank 0 decides for all, as another machine's view of the folder may lag behind
+        if broadcast_object_list([self.goes_on and _is_finished(self.folder, arguments)])[0]:
+            self.state.print(f"{self.folder} is complete; --overwrite starts it anew")
+            self.state.destroy_process_group()
+            sys.exit(0)
+        if self.goes_on and self.state.is_main_process:
+            _check_inputs(self.folder, self.config)
+
+    def start(self) -> None:
+        """Makes the folder with config.json, command.txt and env.txt, and finds the last checkpoint.
+
+        A folder in use exits with 2.
+        """
+        if self.state.is_main_process:
+            command = shlex.join([sys.executable, *sys.argv])
+            starts = {"command.txt": command, "env.txt": environment()}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock_folder(self.folder)
+            if not self.goes_on:  # --overwrite; what may be deleted was checked before
+                for path in _contents(self.folder):
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+            print(f"run folder: {self.folder}", flush=True)
+            # a run that is to be longer is not finished any more
+            (self.folder / "summary.json").unlink(missing_ok=True)
+            write_file(self.folder / "config.json", json.dumps(self.config, indent=1))
+            for name, text in starts.items():
+                with open(self.folder / name, "a") as file:  # once per start: a resumed run has several
+                    file.write(text + "\n")
+        check_shared_disk(self.folder)
+        self.find_checkpoint()
+
+    def find_checkpoint(self) -> None:
+        """Finds the last whole checkpoint, if the run is resumed, and cuts the logs back to it."""
+        last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
+        if self.args.resume and isinstance(self.args, RunArgs):
+            self.checkpoint = latest(self.folder)
+            self.state.print(f"resumes from {self.checkpoint or 'the beginning'}", flush=True)
+        if self.checkpoint:
+            self.first_step = last_logged = step_of(self.checkpoint)
+        steps = getattr(self.args, "steps", self.first_step)  # scripts that count epochs have no --steps
+        if self.first_step > steps:
+            fail(
+                f"--steps {steps}: {self.checkpoint} has trained {self.first_step} steps; name at least as many"
+            )
+        if self.state.is_main_process:
+            for torn in numbered(self.folder):  # of no use, and not to be counted among those that are kept
+                if not (torn / "complete").exists():
+                    shutil.rmtree(torn)
+            for name in LOGS:  # steps behind the checkpoint are trained, and logged, once more
+                cut_log(self.folder / name, last_logged)
+        self.state.wait_for_everyone()
+
+    def round(self, number: int) -> "Run":
+        """Returns the run of one round, which has a folder, a log and checkpoints of its own in this one's."""
+        part = copy.copy(self)
+        part.folder = self.folder / f"round-{number}"
+        part.folder.mkdir(exist_ok=True)
+        part.find_checkpoint()
+        return part
+
+    # --- training
+
+    @contextlib.contextmanager
+    def training(
+        self,
+        learners: dict[str, Learner],
+        tokenizer,
+        n_steps: int,
+        columns: dict[str, str],
+        sampler=None,
+        checks: Sequence[Callable] = (),
+        measure: Callable[[int], bool] | None = None,
+    ) -> Iterator[None]:
+        """Surrounds a loop over `steps`: ends it in order on SIGTERM or Ctrl-C, and with its stacks if it hangs.
+
+        Args:
+            learners: {"model": the policy, "critic": ..., ...}, which are in each checkpoint.
+            n_steps: the run's length, steps of an earlier start included.
+            columns: {title on the screen: key of the metrics}.
+            sampler: of a loop that generates; it is closed at the run's end.
+            checks: functions of (step, metrics, completions) that raise an error, or return a reason to end
+                the run after this step.
+            measure: measures held-out prompts before each checkpoint, and at step 0; tells whether the model
+                is the best so far.
+        """
+        _hold_process_group()
+        self.learners = learners
+        self.tokenizer = tokenizer
+        self.n_steps = n_steps
+        self.columns = columns
+        self.sampler = sampler
+        self.checks = checks
+        self.measure = measure
+        self.last_step = self.first_step
+        """The last step that was trained."""
+        self.end_reason = ""
+        """Why the run ends before `n_steps`."""
+        self.timer = Timer()
+        """That of the step; `timer.end(phase)` ends a phase."""
+        self.is_stopping = False
+        """Whether this process received SIGTERM or Ctrl-C."""
+        self.started = time.monotonic()
+        self.n_tokens = 0
+        if self.state.is_main_process:  # a resumed run counts on
+            for line in read_log(self.folder / "metrics.jsonl")[-1:]:
+                self.n_tokens = line.get("num_tokens", 0)
+        self.tracker = self._start_tracker()
+        # launchers and schedulers send the first
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        except Stopped as stopped:
+            self.state.print(
+                f"stopped by a signal after step {stopped}; --resume continues from checkpoint-{stopped}"
+            )
+            self._leave()
+            sys.exit(STOPPED)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            faulthandler.cancel_dump_traceback_later()
+            if self.tracker:
+                self.tracker.finish()
+            self.learners = {}  # the caller may need their memory
+
+    def steps(self) -> Iterator[int]:
+        """Yields the steps that are left, from 1 on. Each is seeded, so that a resumed run draws the same."""
+        if self.measure and self.first_step == 0:  # where the curves of held_out.jsonl begin
+            seed_step(self.args.seed, 0)
+            self.measure(0)
+        for step in range(self.first_step + 1, self.n_steps + 1):
+            self.timer = Timer(at_each_phase=self._expect_progress)
+            self._expect_progress()
+            seed_step(self.args.seed, step - 1)
+            yield step
+            if self.end_reason:
+                return
+
+    def check_finite(self, step: int, metrics: dict[str, float], rows: list) -> None:
+        """Ends the run before an update that is not finite; writes this process's rows (dataclasses) to disk."""
+        for name in ("loss", "grad_norm", "value/loss", "value/grad_norm"):
+            if not math.isfinite(metrics.get(name, 0.0)):
+                path = self.folder / f"not_finite-rank{self.state.process_index}.jsonl"
+                append_jsonl(path, map(dataclasses.asdict, rows))
+                raise FloatingPointError(f"step {step}: {name} is {metrics[name]}; its rows are in {path}")
+
+    def end_step(self, step: int, metrics: dict, n_tokens: int, completions: Sequence = ()) -> None:
+        """Ends a step: logs it, checks it, saves; raises Stopped after a signal.
+
+        Args:
+            n_tokens: tokens that the step read, over all processes.
+            completions: those of all processes; each is a row of completions.jsonl.
+        """
+        self.timer.end("other")
+        self.last_step = step
+        if self.state.is_main_process:
+            self._log(step, metrics | self.timer.metrics, n_tokens)
+            rows = [{"step": step, **completion.row()} for completion in completions]
+            if rows:
+                append_jsonl(self.folder / "completions.jsonl", rows)
+        # after the log, so that the step which ends a run can be looked at
+        for check in self.checks:
+            self.end_reason = check(step, metrics, completions) or self.end_reason
+
+        is_stopping = any(gather_object([self.is_stopping]))  # on any process, as all of them must save
+        is_last = step == self.n_steps or bool(self.end_reason)
+        is_due = is_last or step % self.args.save_steps == 0
+        if is_due or is_stopping:
+            # a stop has no time to measure, and an unbroken run does not measure here
+            self._save(step, is_due)
+        if is_stopping:
+            raise Stopped(step)
+        if self.end_reason:
+            self.state.print(f"{self.end_reason}; the run ends here")
+
+    def _save(self, step: int, measures: bool) -> None:
+        # measured before it is saved: a run that is killed between the two repeats this step, and measures
+        # again
+        faulthandler.cancel_dump_traceback_later()  # a judge of --gold, or 100 GB on a slow disk, may take long
+        if measures and self.measure and self.measure(step):
+            save_model(self.folder / "best_by_gold", self.learners["model"].model, self.tokenizer)
+        save_checkpoint(self.folder, step, self.learners, self.tokenizer)
+
+    def _log(self, step: int, metrics: dict, n_tokens: int) -> None:
+        """Writes a line of metrics.jsonl, prints and reports it."""
+        elapsed = time.monotonic() - self.started
+        seconds = self.timer.last - self.timer.started
+        self.n_tokens += n_tokens
+        metrics = metrics | {"num_tokens": self.n_tokens, "step_time": seconds}
+        line = {"step": step, "seconds": round(elapsed, 2), **metrics}
+        append_jsonl(self.folder / "metrics.jsonl", [line])
+        if self.tracker:
+            numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+            self.tracker.log(numbers, step=step)
+
+        shown = []
+        for title, key in self.columns.items():
+            value = metrics.get(key)
+            if value is not None and math.isfinite(value):
+                shown.append(f"{title} {value:.4g}")
+        # of this start alone: steps before a resume took other time
+        minutes_left = elapsed / (step - self.first_step) * (self.n_steps - step) / 60
+        shown += [f"tokens/s {n_tokens / seconds:.0f}", f"left {minutes_left:.1f} min"]
+        print(f"step {step}/{self.n_steps}", *shown, sep="  ", flush=True)
+
+    def _expect_progress(self) -> None:
+        """Ends the process with the stacks of its threads, unless this is called again within
+        STALL_MINUTES.
+
+        The timer's thread does not need the GIL, so it works while another thread holds it. It is off under
+        a debugger, and in runs that wait for a judge or a simulator, whose client has limits of its own.
+        """
+        if sys.gettrace() is None and not waits_for_endpoint(self.args):
+            faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
+
+    def _on_signal(self, number, frame) -> None:
+        """Notes SIGTERM or Ctrl-C, at which the run stops at the end of its step; the next Ctrl-C ends it at
+        once."""
+        self.is_stopping = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        name = signal.Signals(number).name
+        os.write(STDERR, f"{name}: the run stops with a checkpoint at the end of this step\n".encode())
+
+    def _start_tracker(self):
+        """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
+
+        Returns None for "none", and on all but the main process. A resume may log steps a second time:
+        TensorBoard then drops the first ones, W&B the second ones, and Trackio has both. They are equal where
+        resuming is exact.
+        """
+        report_to = self.args.report_to
+        if report_to == "none" or not self.state.is_main_process:
+            return None
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        tracker_class = LOGGER_TYPE_TO_CLASS[report_to]
+        if report_to == "tensorboard":
+            tracker = tracker_class(report_to, self.folder, purge_step=self.first_step + 1)
+        else:
+            id_file = self.folder / "tracker_id"  # as a run that is overwritten has the same name
+            if not id_file.exists():
+                id_file.write_text(f"{self.folder.parent.name}-{self.folder.name}-{secrets.token_hex(4)}")
+            name = id_file.read_text()
+            settings = {"name": name, "config": dataclasses.asdict(self.args), "resume": "allow"}
+            if report_to == "wandb":  # its id makes a resumed run go on in the same curves
+                settings |= {"id": name, "dir": str(self.folder)}
+            tracker = tracker_class("rlmt", **settings)
+        tracker.start()
+        return tracker
+
+    # --- the end
+
+    def write_summary(self, summary: dict) -> None:
+        """Writes summary.json, which marks a finished run."""
+        if self.state.is_main_process:
+            write_file(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+    def finish(self, summary: dict, next_command: str) -> None:
+        """Ends a training script: writes summary.json, the model card and page.html, closes sampler and process
+        group, and says where the model lies and the next command.
+
+        `next_command`: a script and its flags, before the model's folder.
+        """
+        self.write_summary(summary)  # after model/: its existence says that the run is complete
+        self.state.wait_for_everyone()
+        self._leave()
+        if self.state.is_main_process:  # last, as nobody waits for them and nothing is lost with them
+            from page import write_page  # only the end of a run needs these
+            from rlmt.card import write_card
+
+            or_warn(f"no model card of {self.folder}", write_card, self.folder)
+            or_warn(f"no page of {self.folder}", write_page, [self.folder], self.folder / "page.html")
+            print(f"model: {self.folder}/model\nnext: python {next_command} {self.folder}/model")
+
+    def _leave(self) -> None:
+        """Closes the sampler, and leaves the process group together with all other processes."""
+        if self.sampler:
+            self.sampler.close()  # first: vLLM in this process has groups of its own within the process group
+        if torch.distributed.is_initialized():
+            _hold_process_group()
+            self.state.wait_for_everyone()
+            self.state.destroy_process_group()

@@ -30,7 +30,8 @@ import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import Sample
-from rlmt.model import Policy, deal, evaluating, is_sharded_launch
+from rlmt.learner import Policy, deal
+from rlmt.model import evaluating, is_sharded_launch
 from utils import THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
 # Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
@@ -384,37 +385,30 @@ class Sampler:
         torch.cuda.empty_cache()
 
 
-def choose_rollout(args, accelerator: Accelerator) -> bool:
-    """Tells whether vLLM samples, and prints what does."""
-    use_vllm = wants_vllm(args.rollout)
-    backend = "transformers"
-    if use_vllm:
-        backend = "vLLM"
-    accelerator.print(f"rollouts by {backend}, on {accelerator.num_processes} processes")
-    return use_vllm
-
-
 def policy_sampler(
-    args,
-    tokenizer: Tokenizer,
-    use_vllm: bool,
-    max_tokens: int,
-    max_length: int,
-    top_p: float = 1.0,
+    args, tokenizer: Tokenizer, n_completions: int, max_tokens: int, max_length: int, top_p: float = 1.0
 ) -> Sampler:
     """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and
-    rlmt.vllm.Engine."""
+    rlmt.vllm.Engine.
+
+    Args:
+        args: those of GRPO, PPO or RLVER.
+        n_completions: of a step, over all processes.
+    """
     stop = THINK_FORMATS[args.think_format].stop
     sampling = Sampling(args.temperature, max_tokens, top_p, stop)
-    if use_vllm:
+    n_processes = PartialState().num_processes
+    if wants_vllm(args.rollout):
         from rlmt.vllm import Engine
 
-        # PPO has one completion per prompt
-        n_sequences = args.prompts_per_step * getattr(args, "group_size", 1) // PartialState().num_processes
-        n_sequences = min(n_sequences, 1024)  # at once: vLLM takes no more than it has tokens in a batch
+        # as many at once as a process samples; vLLM takes no more than it has tokens in a batch
+        n_sequences = min(n_completions // n_processes, 1024)
+        name = "vLLM"
         backend = Engine(args.model, max_length, args.vllm_memory, n_sequences, args.dtype)
     else:
+        name = "transformers"
         backend = Transformers(tokenizer)
+    PartialState().print(f"rollouts by {name}, on {n_processes} processes")
     return Sampler(backend, tokenizer, sampling, args.dtype)
 
 
@@ -438,9 +432,19 @@ def sample_completions(prompts: list[dict], sampler: Sampler, think_format: str)
 
 
 def gather_rewards(completions: list[Completion], accelerator: Accelerator) -> torch.Tensor:
-    """Returns the rewards of all processes' completions (P*G,), in the order of their prompts."""
+    """Returns the rewards of all processes' completions (P*G,), in the order of their prompts.
+
+    Raises RuntimeError if none of them has a reward.
+    """
     own_rewards = torch.tensor([completion.reward for completion in completions], device=accelerator.device)
-    return accelerator.gather(own_rewards)
+    rewards = accelerator.gather(own_rewards)
+    if rewards.isnan().all():
+        raise RuntimeError(
+            "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
+            "time, the prompts lack the fields that the rewards read, or, in train_rlver.py, all conversations outgrew "
+            "--max-tokens less --max-turn-tokens"
+        )
+    return rewards
 
 
 def deal_completions(completions: list[Completion], accelerator: Accelerator) -> list[Completion]:
@@ -457,13 +461,13 @@ def gather_in_order(dealt: list[Completion]) -> list[Completion]:
     return sorted(gather_object(dealt), key=attrgetter("place"))
 
 
-def check_split(args, accelerator: Accelerator) -> None:
+def check_split(prompts_per_step: int, n_processes: int, updates_per_rollout: int = 1) -> None:
     """Exits with 2 unless the prompts of a step can be split evenly, into processes and optimizer steps."""
-    parts = accelerator.num_processes * args.updates_per_rollout
-    if args.prompts_per_step % parts:
+    parts = n_processes * updates_per_rollout
+    if prompts_per_step % parts:
         fail(
-            f"--prompts-per-step {args.prompts_per_step} cannot be split into {accelerator.num_processes} "
-            f"processes x {args.updates_per_rollout} optimizer steps; use a multiple of {parts}"
+            f"--prompts-per-step {prompts_per_step} cannot be split into {n_processes} "
+            f"processes x {updates_per_rollout} optimizer steps; use a multiple of {parts}"
         )
 
 
@@ -510,16 +514,6 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
         if known:
             metrics[f"reward/{name}"] = fmean(known)
     return metrics
-
-
-def check_any_reward(rewards_P_G: torch.Tensor) -> None:
-    """Ends a run if no completion of a step has a reward."""
-    if rewards_P_G.isnan().all():
-        raise RuntimeError(
-            "no completion got a reward, so nothing can be learned: the judge or the user simulator failed every "
-            "time, the prompts lack the fields that the rewards read, or, in train_rlver.py, all conversations outgrew "
-            "--max-tokens less --max-turn-tokens"
-        )
 
 
 def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:

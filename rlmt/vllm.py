@@ -28,7 +28,7 @@ from accelerate import PartialState
 
 from rlmt.chat import Sample
 from rlmt.endpoint import hide_key, key_for, open_client
-from rlmt.model import whole_weights
+from rlmt.learner import whole_weights
 from utils import DEVICE, compute_dtype, fail, in_one_line, wants_vllm
 
 

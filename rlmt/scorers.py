@@ -1,0 +1,79 @@
+"""Reads who scores: a function in a file, a model in a folder of this machine, or a model at an endpoint.
+
+    file.py:function         a function                                  every flag
+    FOLDER, hub name         a model that this machine loads             --reward-model, --gold
+    local:FOLDER             a judge that this machine serves            --judge
+    MODEL, with --judge-url  a model at an endpoint                      --judge, --simulator
+    judge:MODEL[@URL]        the same                                    --gold
+"""
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from utils import fail
+
+
+class Who(NamedTuple):
+    """Who scores."""
+
+    kind: Literal["nobody", "function", "folder", "endpoint"]
+    name: str
+    """The function as file.py:name, the folder, or the model's name."""
+    url: str = ""
+    """Of the endpoint; empty: that of OPENAI_BASE_URL, else the official one."""
+
+
+def read_who(word: str, url: str = "", otherwise: Literal["folder", "endpoint"] = "endpoint") -> Who:
+    """Reads the word of a flag; `otherwise` is the kind of a word that shows none."""
+    if not word:
+        return Who("nobody", "")
+    if ".py:" in word:
+        return Who("function", word)
+    if word.startswith("local:"):
+        return Who("folder", word.removeprefix("local:"))
+    if word.startswith("judge:"):
+        name, at, rest = word.removeprefix("judge:").partition("@http")  # a name may have an @ too
+        return Who("endpoint", name, at.removeprefix("@") + rest)
+    return Who(otherwise, word, url)
+
+
+def connect(who: Who, store: Path, args, n_shares: int = 1):
+    """Returns the client of an endpoint, an Endpoint; exits with 2 if it cannot be asked, as without a key.
+
+    Args:
+        store: the file that keeps its replies.
+        args: any RolloutArgs with a `budget`, of which this process has one of `n_shares`.
+    """
+    from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
+
+    return Endpoint(
+        who.name,
+        store,
+        who.url,
+        budget=args.budget / n_shares,
+        price=args.price,
+        key_env=args.key_env,
+        omit=args.omit,
+    )
+
+
+@functools.cache
+def load_function(spec: str):
+    """Loads the function of `path/to/file.py:name`; exits with 2 if there is none.
+
+    Its file may load a model, so it is run once, however often the function is asked for.
+    """
+    path, _, name = spec.rpartition(":")
+    if not (path.endswith(".py") and Path(path).is_file()):
+        fail(f"{spec!r} is not file.py:function of an existing file")
+    # named by its path, as its stem could be the name of another module
+    module_spec = importlib.util.spec_from_file_location(path, path)
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[path] = module
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        fail(f"{path} has no function {name!r}")
+    return getattr(module, name)
