@@ -232,30 +232,7 @@ class Scorer:
         return share_of(broadcast_object_list([values])[0], self.accelerator)
 
     def _call(self, part: Part, rows: list[dict], judge=None) -> Values:
-        """Calls a reward function on the rows to which it applies, with its options and what it asks for of
-        CONTEXT; checks what it returns."""
-        given = {
-            "judge": judge,
-            "group_size": self.group_size,
-            "max_tokens": self.args.max_completion_tokens,
-        }
-        asked = {key: given[key] for key in part.asks}
-        indices = [index for index, row in enumerate(rows) if part.applies(row)]
-        found = part.function([rows[index] for index in indices], **asked, **part.options)
-        try:
-            is_right = len(found) == len(indices) and all(value is None or isfinite(value) for value in found)
-        except TypeError:  # no list, or no numbers
-            is_right = False
-        if not is_right:
-            fail(
-                f"reward {part.name} must return a list with a finite number or None for each of {len(indices)} "
-                f"rows, not {str(found)[:200]}"
-            )
-        values = [None] * len(rows)
-        for index, value in zip(indices, found, strict=True):
-            if value is not None:
-                values[index] = float(value)
-        return values
+        return call(part, rows, judge, self.group_size, self.args.max_completion_tokens)
 
     def _preferences(self, completions: list) -> Values:
         """Returns the reward model's score of each completion; None for one that gets a floor."""
@@ -321,6 +298,29 @@ class Scorer:
 
 
 # --- from values to one total
+
+
+def call(part: Part, rows: list[dict], judge, group_size: int, max_tokens: int) -> Values:
+    """Calls a reward function on the rows to which it applies, with its options and what it asks for of
+    CONTEXT; checks what it returns."""
+    given = {"judge": judge, "group_size": group_size, "max_tokens": max_tokens}
+    asked = {key: given[key] for key in part.asks}
+    indices = [index for index, row in enumerate(rows) if part.applies(row)]
+    found = part.function([rows[index] for index in indices], **asked, **part.options)
+    try:
+        is_right = len(found) == len(indices) and all(value is None or isfinite(value) for value in found)
+    except TypeError:  # no list, or no numbers
+        is_right = False
+    if not is_right:
+        fail(
+            f"reward {part.name} must return a list with a finite number or None for each of {len(indices)} rows, "
+            f"not {str(found)[:200]}"
+        )
+    values = [None] * len(rows)
+    for index, value in zip(indices, found, strict=True):
+        if value is not None:
+            values[index] = float(value)
+    return values
 
 
 def verdict(row: dict, values: dict[str, float | None]) -> float | None:

@@ -8,7 +8,7 @@ import weakref
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import load_config
-from rlmt.model import LOGITS_AT_ONCE, Policy
+from rlmt.learner import LOGITS_AT_ONCE, Policy
 import torch
 import transformers
 from torch.distributed.device_mesh import init_device_mesh

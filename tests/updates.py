@@ -7,15 +7,11 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from rlmt import model as policies
-from rlmt.model import Learner, Policy, clip_gradients, deal
+from rlmt.learner import Learner, deal, load_policy, load_reference, whole_weights
 from rlmt.sampler import Completion
 from script_runs import BASE, REWARD_MODEL
 import train_grpo
 import train_ppo
-
-FLAGS = {"entropy_coef": 0.01, "micro_batch_tokens": 300, "gradient_checkpointing": False}
-
 
 def stored_completions(n: int, n_rollouts: int) -> list[list[Completion]]:
     """Makes completions of random tokens, lengths and advantages; the same in every process."""
@@ -44,68 +40,69 @@ def stored_conversations() -> list[list[Completion]]:
     return rollouts
 
 
-def load_policy(args, accelerator) -> Learner:
-    torch.manual_seed(0)
-    model = Policy(policies.load_trained(BASE, args), 0.9)
-    for name, weight in model.named_parameters():
+def load(accelerator, lora_r: int = 0, has_reference: bool = True) -> Learner:
+    args = train_grpo.Args(micro_batch_tokens=300, gradient_checkpointing=False, lora_r=lora_r)
+    args.learning_rate, args.weight_decay = 1e-3, 0.0
+    policy = load_policy(args, BASE, None, accelerator, 0.9, has_reference=has_reference)
+    for name, weight in policy.model.named_parameters():
         if "lora_B" in name:  # else it would be zero
             weight.data.normal_(std=0.1)
-    return policies.prepare_trained(accelerator, model, 1e-3, 0.0)
+    return policy
 
 
-def norms_of(model: torch.nn.Module) -> dict[str, float]:
+def norms_of(learner: Learner) -> dict[str, float]:
     """Returns the norm of each whole weight; an adapter is merged."""
-    return {name: weight.double().norm().item() for name, weight in policies.whole_weights(model)}
+    return {name: weight.double().norm().item() for name, weight in whole_weights(learner.model)}
 
 
 def ppo_updates(accelerator) -> dict:
     """Makes two updates on each of two rollouts; returns metrics and norms of weights."""
-    args = train_ppo.Args(kl="reward", kl_coef=0.1, **FLAGS)
-    model, optimizer = load_policy(args, accelerator)
-    critic = train_ppo.load_critic(REWARD_MODEL, args)
-    critic, critic_optimizer = policies.prepare_trained(accelerator, critic, 1e-3, 0.0)
-    reference = policies.load_reference(BASE, 0.9, accelerator)
-    batching = (args.micro_batch_tokens, 0, accelerator)
+    policy = load(accelerator)
+    args = train_ppo.Args(micro_batch_tokens=300, gradient_checkpointing=False)
+    args.critic_learning_rate, args.weight_decay = 1e-3, 0.0
+    critic = train_ppo.load_critic(REWARD_MODEL, args, None, accelerator)
     steps = []
     for completions in stored_conversations():
         own = deal(completions, accelerator)
-        train_ppo.set_values(critic, own, *batching)
-        policies.set_old_logprobs(model, own, *batching)
-        policies.set_reference_logprobs(model, reference, own, *batching)
-        rewards_B_T = train_ppo.token_rewards(own, []) - args.kl_coef * train_ppo.kl_of_tokens(own)
+        train_ppo.set_values(own, critic)
+        policy.set_old_logprobs(own)
+        policy.set_reference_logprobs(own)
+        rewards_B_T = train_ppo.token_rewards(own, []) - 0.1 * train_ppo.kl_of_tokens(own)
         means = train_ppo.set_advantages(own, rewards_B_T, 0.99, 0.95, accelerator)
         for _ in range(2):
-            means |= train_ppo.accumulate_policy_gradients(own, model, args, 0, accelerator)
-            means |= train_ppo.accumulate_critic_gradients(own, critic, args, 0, accelerator)
-            means["grad_norm"] = clip_gradients(model, 1.0)
-            means["value/grad_norm"] = clip_gradients(critic, 1.0)
-            for each in (optimizer, critic_optimizer):
-                each.step()
-                each.zero_grad()
+            means |= train_grpo.accumulate_gradients(own, policy, epsilon=(0.2, 0.2), entropy_coef=0.01)
+            means |= train_ppo.accumulate_critic_gradients(own, critic)
+            means["grad_norm"] = policy.clip_gradients(1.0)
+            means["value/grad_norm"] = critic.clip_gradients(1.0)
+            policy.step()
+            critic.step()
         steps.append(means)
-    return {"steps": steps, "weights": norms_of(model) | norms_of(critic)}
+    return {"steps": steps, "weights": norms_of(policy) | norms_of(critic)}
+
+
+def grpo_gradients(completions: list, policy: Learner) -> dict[str, float]:
+    policy.set_reference_logprobs(completions)
+    return train_grpo.accumulate_gradients(
+        completions, policy, epsilon=(0.2, 0.2), beta=0.1, entropy_coef=0.01
+    )
 
 
 def grpo_updates(accelerator) -> dict:
     """Makes three updates, and one of an adapter; returns metrics and norms of weights."""
-    args = train_grpo.Args(beta=0.1, **FLAGS)
-    model, optimizer = load_policy(args, accelerator)
-    reference = policies.load_reference(BASE, 0.9, accelerator)
+    policy = load(accelerator)
     steps = []
     for completions in stored_completions(12, 3):
         own = deal(completions, accelerator)
-        means = train_grpo.accumulate_gradients(own, model, reference, args, 0, accelerator)
-        means["grad_norm"] = clip_gradients(model, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        means = grpo_gradients(own, policy)
+        means["grad_norm"] = policy.clip_gradients(1.0)
+        policy.step()
         steps.append(means)
 
     # a forward without a backward leaves the last layers gathered
-    policies.set_old_logprobs(model, own, 300, 0, accelerator)
-    args.lora_r = 4
-    adapted, _ = load_policy(args, accelerator)
-    steps.append(train_grpo.accumulate_gradients(own, adapted, None, args, 0, accelerator))
-    return {"steps": steps, "weights": norms_of(model), "adapted weights": norms_of(adapted)}
+    policy.set_old_logprobs(own)
+    adapted = load(accelerator, lora_r=4)
+    steps.append(grpo_gradients(own, adapted))
+    return {"steps": steps, "weights": norms_of(policy), "adapted weights": norms_of(adapted)}
 
 
 def bfloat16_updates(accelerator) -> dict:
@@ -117,21 +114,19 @@ def bfloat16_updates(accelerator) -> dict:
     plugin = accelerator.state.fsdp_plugin
     summed_in = str(plugin.mixed_precision_policy.reduce_dtype)
     plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    args = train_grpo.Args(beta=0.1, lora_r=4, **FLAGS)
     own = deal(stored_completions(12, 1)[0], accelerator)
-    adapted, _ = load_policy(args, accelerator)
-    train_grpo.accumulate_gradients(own, adapted, None, args, 0, accelerator)
-    [dtype] = {str(weight.grad.dtype) for weight in adapted.parameters() if weight.requires_grad}
+    adapted = load(accelerator, lora_r=4)
+    grpo_gradients(own, adapted)
+    [dtype] = {str(weight.grad.dtype) for weight in adapted.model.parameters() if weight.requires_grad}
 
-    model, _ = load_policy(train_grpo.Args(**FLAGS), accelerator)
-    reference = policies.load_reference(BASE, 0.9, accelerator, "bfloat16")
-    batch = policies.collate(own, 0, accelerator.device)
-    inputs = (batch["input_ids"], batch["attention_mask"], batch["completion_mask"])
-    distances = policies.compute_reference_logprobs(model, reference, inputs) - model(*inputs)[0]
+    policy = load(accelerator, has_reference=False)
+    policy.reference = load_reference(BASE, 0.9, accelerator, "bfloat16")
+    batch = policy.collate(own)
+    distances = policy.reference_logprobs(batch) - policy.logprobs(batch)[0]
     return {
         "gradients": [summed_in, dtype],
-        "norm": clip_gradients(adapted, 1.0),
-        "reference": [str(next(reference.parameters()).dtype), distances.abs().max().item()],
+        "norm": adapted.clip_gradients(1.0),
+        "reference": [str(next(policy.reference.parameters()).dtype), distances.abs().max().item()],
     }
 
 

@@ -24,7 +24,7 @@ from dev import bench
 from launch import ACCELERATE
 from script_runs import BASE, REWARD_MODEL, ROOT, wait_for_lines
 from rewards.preference import RewardModel
-from rlmt.model import Policy, collate_ids
+from rlmt.learner import Policy, collate_ids
 from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
 from utils import DEVICE, DTYPE
 
@@ -128,7 +128,7 @@ def test_a_server_on_two_gpus_answers(tmp_path):
 def logprobs_on(device: str, dtype: str) -> torch.Tensor:
     """Returns the log-probabilities of ANSWERS (3, 5), in float32 or under autocast to bfloat16."""
     model = Policy(AutoModelForCausalLM.from_pretrained(BASE).to(device).eval(), 1.0)
-    batch = collate_ids(PROMPTS, ANSWERS, 0, device)
+    batch = collate_ids(PROMPTS, ANSWERS, device)
     with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
         return model(**batch)[0].float().cpu()
 

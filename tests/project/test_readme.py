@@ -168,7 +168,7 @@ def test_every_preset_builds(script, parse):
         if hasattr(args, "think_format"):
             utils.check_think_format(args.think_format)
         if hasattr(args, "rewards"):
-            rewards.read_parts(args)
+            rewards.read_parts(args.rewards, args.reward_args)
 
 
 def test_the_advantage_of_the_readme_is_leave_one_out():

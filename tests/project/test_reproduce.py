@@ -158,7 +158,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
     assert len(parsed) > 250
     for args in parsed.values():
         if hasattr(args, "rewards"):
-            assert rewards.read_parts(args)
+            assert rewards.read_parts(args.rewards, args.reward_args)
 
     own = dict.fromkeys(["think_format", "ask_thinking", "preset", "model", "out"])
     n_twins = 0

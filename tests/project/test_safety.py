@@ -100,7 +100,7 @@ def test_pickled_weights_are_not_loaded(tmp_path, mark):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(mark)))
     for load in (
         partial(AutoModelForCausalLM.from_pretrained, folder, **utils.SAFE),
-        partial(train_ppo.load_critic, str(folder), train_ppo.Args()),
+        partial(train_ppo.load_critic, str(folder), train_ppo.Args(), None, None),
         partial(sample, str(folder)),
     ):
         # the library's, or ours with one line

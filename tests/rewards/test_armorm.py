@@ -7,7 +7,7 @@ from conftest import tiny_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, LlamaModel
 
-from rlmt import run as runs
+from rlmt.scorers import load_function
 from test_preference import conversations
 from test_rewards import row
 
@@ -64,7 +64,7 @@ def naive(folder, ids: list[int], header: list[int]) -> float:
 
 
 def test_scores_are_those_of_the_published_formula(folder):
-    armorm = runs.load_function("examples/armorm.py:armorm")
+    armorm = load_function("examples/armorm.py:armorm")
     prompts, completions = conversations(12)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     header = tokenizer.encode(

@@ -11,8 +11,8 @@ import torch
 from conftest import tiny_config
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rlmt import checkpoint
-from rlmt import model as policy
+from rlmt import checkpoint, learner
+from rlmt.model import start_accelerator
 from rlmt import sampler as rollout
 
 import rewards
@@ -97,11 +97,10 @@ def prime(tokenizer, folder, resume_from=None):
         torch.manual_seed(0)
         start = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.02))
         start.save_pretrained(folder / "start")
-    accelerator = policy.start_accelerator()
-    reference = policy.load_reference(args.model, 1.0, accelerator)
+    policy = learner.load_policy(args, args.model, None, start_accelerator(), has_reference=True)
     options = {"beta": 0.5, "learning_rate": 1e-2}
     part = rewards.Part("prime", 1.0, None, [], options, "")
-    source = dense.ImplicitReward(args, part, resume_from, reference, tokenizer, accelerator)
+    source = dense.ImplicitReward(args, part, resume_from, policy)
     if resume_from:
         checkpoint.load_optimizer(resume_from, "prime", source.learner.optimizer)
     return source
@@ -116,7 +115,7 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
         assert marks.sum() == len(one.ids)
 
     before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-    now = copy.deepcopy(policy.unwrap(source.learner.model))
+    now = copy.deepcopy(learner.unwrap(source.learner.model))
     values, _ = source.token_rewards(completions)
     for one, found in zip(completions, values, strict=True):
         ids = torch.tensor([one.prompt_ids + one.ids])
@@ -133,16 +132,15 @@ def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
 
 def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
     """Three steps, and two steps and one after a resume: the same bits."""
-    accelerator = policy.start_accelerator()
     completions = random_completions(8)
     whole = prime(tokenizer, tmp_path)
     for _ in range(2):
         whole.token_rewards(completions)
-    checkpoint.save_weights(tmp_path / "saved" / "prime", whole.learner.model, accelerator, merge=False)
+    checkpoint.save_weights(tmp_path / "saved" / "prime", whole.learner.model, merge=False)
     checkpoint.save_optimizer(tmp_path / "saved", "prime", whole.learner.optimizer)
     whole.token_rewards(completions)
     resumed = prime(tokenizer, tmp_path, resume_from=tmp_path / "saved")
     resumed.token_rewards(completions)
-    expected = policy.unwrap(whole.learner.model).state_dict()
-    for name, weight in policy.unwrap(resumed.learner.model).state_dict().items():
+    expected = learner.unwrap(whole.learner.model).state_dict()
+    for name, weight in learner.unwrap(resumed.learner.model).state_dict().items():
         assert torch.equal(weight, expected[name]), name

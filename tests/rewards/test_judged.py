@@ -9,6 +9,8 @@ from test_rewards import near, row
 import train_grpo
 from rewards import gold, judged
 from rlmt.endpoint import Endpoint
+from rlmt.model import start_accelerator
+from rlmt.sampler import Completion
 
 
 @pytest.fixture
@@ -113,9 +115,12 @@ def test_a_judge_as_gold(judge, tmp_path):
     """--gold judge:MODEL@URL: the mark / 10, None where the judge fails, 0 without a call for an empty
     response."""
     server = judge(lambda text: "none" if "tuna" in text else json.dumps({"mark": 8})).server
-    measure = gold.load_gold(train_grpo.Args(gold=f"judge:m@2024@{server.url}"), "cpu", tmp_path)
-    messages = [[{"role": "user", "content": "Q"}]] * 3
-    marks = measure(messages, ["cod", "tuna", " "])
-    assert marks == [0.8, None, 0.0]
+    judge_of_gold = gold.Gold(train_grpo.Args(gold=f"judge:m@2024@{server.url}"), start_accelerator())
+    judge_of_gold.load("cpu", tmp_path)
+    completions = []
+    for response in ("cod", "tuna", " "):
+        messages = [{"role": "user", "content": "Q"}]
+        completions.append(Completion("i", messages, [], [], response=response, status="ok"))
+    assert judge_of_gold.of(completions) == [{"gold": 0.8}, {"gold": None}, {"gold": 0.0}]
     asked = len(server.requests)
-    assert measure(messages[:1], ["cod"]) == [0.8] and len(server.requests) == asked  # stored
+    assert judge_of_gold.of(completions[:1]) == [{"gold": 0.8}] and len(server.requests) == asked  # stored

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import rewards
-import train_grpo
-from rewards import gold, unsupervised
+from rewards import gold, scorer, unsupervised
 from rlmt.data import read_log, to_jsonl
 
 
@@ -49,8 +48,8 @@ def test_majority():
 # --- 2. names, weights and options
 
 
-def parts_of(*words: str, options: tuple = (), **more) -> list:
-    return rewards.read_parts(train_grpo.Args(rewards=words, reward_args=options, **more))
+def parts_of(*words: str, options: tuple = ()) -> list:
+    return list(rewards.read_parts(words, options).values())
 
 
 OWN = """
@@ -85,11 +84,11 @@ def test_words_are_names_weights_and_gates(tmp_path):
     options = ("brief.limit=3", "brief.per_token=-0.5", "code.partial=true")
     brief, code = parts_of(f"{own}:brief", "code:1", options=options)
     assert brief.options == {"per_token": -0.5, "limit": 3} and code.options["partial"] is True
-    assert rewards.call(brief, [row(n_tokens=n) for n in (1, 9)], None, 2, 100) == [-0.5, -1.5]
+    assert scorer.call(brief, [row(n_tokens=n) for n in (1, 9)], None, 2, 100) == [-0.5, -1.5]
     [part] = parts_of(f"{own}:reads_the_prompt:1")
-    assert rewards.call(part, [row(answer=3)], None, 2, 100) == [106.0]
+    assert scorer.call(part, [row(answer=3)], None, 2, 100) == [106.0]
     [part] = parts_of("math:1")
-    assert rewards.call(part, [row("3"), row("3", answer=3)], None, 2, 100) == [None, 1.0]
+    assert scorer.call(part, [row("3"), row("3", answer=3)], None, 2, 100) == [None, 1.0]
     every = [f"{name}:1" for name in rewards.REWARDS]
     assert len(parts_of(*every)) == len(rewards.REWARDS)  # every name is there
 
@@ -114,12 +113,12 @@ def test_what_no_run_names_is_not_imported():
 def combine(values: dict, words: list, rows=None, group_size=0, margin=1.0, floors=()) -> list:
     """The rewards; None where there is none."""
     rows = rows or [row() for _ in next(iter(values.values()))]
-    parts = parts_of(*words)
+    parts = rewards.read_parts(words)
     totals = []
     for i, one in enumerate(rows):
         of_row = {name: column[i] for name, column in values.items()}
-        totals.append(rewards.add_up(one | {"gets_floor": i in floors}, of_row, parts))
-    found = rewards.set_floors(totals, group_size or len(rows), margin)
+        totals.append(scorer.add_up(one | {"gets_floor": i in floors}, of_row, parts))
+    found = scorer.set_floors(totals, group_size or len(rows), margin)
     return [None if math.isnan(value) else value for value in found]
 
 
@@ -157,11 +156,11 @@ def test_a_floor_is_below_all_others_of_its_group():
 
 def test_the_verdict_is_not_the_reward():
     right = row(answer="1", gets_floor=False)
-    assert rewards.verdict(right, {"math": 1.0, "factual": None}) == 1.0
-    assert rewards.verdict(right, {"math": 0.4, "factual": 1.0}) == 0.0
-    assert rewards.verdict(right | {"gets_floor": True}, {"math": None, "factual": None}) == 0.0
-    assert rewards.verdict(row(reference="a", gets_floor=False), {"math": None, "factual": 1.0}) == 1.0
-    assert rewards.verdict(row(gets_floor=False), {"math": None, "factual": None}) is None
+    assert scorer.verdict(right, {"math": 1.0, "factual": None}) == 1.0
+    assert scorer.verdict(right, {"math": 0.4, "factual": 1.0}) == 0.0
+    assert scorer.verdict(right | {"gets_floor": True}, {"math": None, "factual": None}) == 0.0
+    assert scorer.verdict(row(reference="a", gets_floor=False), {"math": None, "factual": 1.0}) == 1.0
+    assert scorer.verdict(row(gets_floor=False), {"math": None, "factual": None}) is None
 
 
 # --- 4. gold on held-out prompts

@@ -39,7 +39,9 @@ def scorer(accelerator, tokenizer, tmp_path):
     def make(**args) -> Scorer:
         args |= {"preset": "toy", "reward_model": "data/toy/reward_model", "think_format": "think"}
         args = train_grpo.Args(prompts=str(tmp_path / "prompts.jsonl"), **args)
-        return Scorer(args, tokenizer, tmp_path, accelerator)
+        made = Scorer(args, args.rewards, tokenizer, accelerator, 4, args.on_bad_format, args.format_margin)
+        made.load(tmp_path)
+        return made
 
     return make
 
@@ -70,7 +72,7 @@ def test_what_a_malformed_completion_gets(scorer, completions, tmp_path):
     for on_bad_format in ("score", "null", "floor"):
         gold = f"{tmp_path}/own.py:length"
         made = scorer(on_bad_format=on_bad_format, format_margin=2.0, gold=gold)
-        made.set_rewards(completions, 4, None)
+        made.set_rewards(completions, None)
         assert [completion.rewards["gold"] for completion in completions] == golds  # as in an evaluation
         for place in (0, 2, 3, 4, 6, 7):
             assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
@@ -92,7 +94,7 @@ def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_
     """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
     name = f"{tmp_path}/own.py:known_half"
     made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
-    made.set_rewards(completions, 4, None)
+    made.set_rewards(completions, None)
     rewards = [completion.reward for completion in completions]
     assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
     assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]

@@ -3,8 +3,8 @@
 Optimizers: tests/scripts/, where every script resumes to the bit.
 """
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from rlmt.chat import read_trained_as
 from rlmt.checkpoint import check_saved, copy_model, latest, save_checkpoint, save_model, save_weights
 from conftest import random_model
-from rlmt.model import Learner, Policy, load_trained, prepare_trained, start_accelerator, whole_weights
-from rlmt.run import RunArgs, resume
+from rlmt.learner import Learner, Policy, whole_weights
+from rlmt.model import load_trained, start_accelerator
+from rlmt.run import Run, RunArgs
 from script_runs import BASE, is_same, weights_of
 
 IDS = torch.arange(5, 25).repeat(2, 1)
@@ -29,15 +30,14 @@ def accelerator():
 def load(accelerator, folder: Path | None = None, **changes) -> Learner:
     args = RunArgs(gradient_checkpointing=False, **changes)
     model = Policy(load_trained(BASE, args, folder), 1.0)
-    return prepare_trained(accelerator, model, 1e-3, 0.01, optim=args.optim)
+    return Learner(model, accelerator, 8192, 1e-3, 0.01, optim=args.optim)
 
 
 def train(learner: Learner) -> None:
     for _ in range(3):
         logprobs, _ = learner.model(*INPUTS)
         (-logprobs.mean()).backward()
-        learner.optimizer.step()
-        learner.optimizer.zero_grad()
+        learner.step()
 
 
 def test_an_optimizer_of_8_bits_keeps_whole_moments_of_embeddings(accelerator):
@@ -57,17 +57,19 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     for name in ("8", "9"):  # the later one was killed while it was written
         (tmp_path / f"checkpoint-{name}" / "complete").touch()
     assert latest(tmp_path).name == "checkpoint-9"
-    save_checkpoint(tmp_path, 100, {}, tokenizer, accelerator)
+    save_checkpoint(tmp_path, 100, {}, tokenizer)
     with pytest.raises(AttributeError):  # as a full disk would end it, in the middle
-        save_checkpoint(tmp_path, 101, {"model": None}, tokenizer, accelerator)
+        save_checkpoint(tmp_path, 101, {"model": None}, tokenizer)
     assert latest(tmp_path).name == "checkpoint-100"
     left = {path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir()}
     assert left == {"10", "100", "101", "mine"}
-    run = resume(tmp_path, SimpleNamespace(resume=True), accelerator)  # the torn ones are of no use
-    assert run.first_step == 100 and {path.name for path in tmp_path.iterdir()} == {
-        "checkpoint-100",
-        "checkpoint-mine",
-    }
+    args = RunArgs(out=str(tmp_path), resume=True)
+    config = {"args": {}, "constants": {}, "processes": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = Run(args, "sft", "model")
+    run.find_checkpoint()
+    left = {path.name for path in tmp_path.glob("checkpoint-*")}  # the torn ones are of no use
+    assert run.first_step == 100 and left == {"checkpoint-100", "checkpoint-mine"}
 
 
 @pytest.mark.parametrize("bits", [{}, {"lora_r": 4}, {"lora_r": 4, "load_in_4bit": True}])
@@ -80,7 +82,7 @@ def test_a_saved_model_is_an_ordinary_folder(bits, accelerator, tokenizer, tmp_p
     for path in (folder / "README.md", folder / "old", unfinished / "old"):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    save_model(folder, learner.model, tokenizer, accelerator)
+    save_model(folder, learner.model, tokenizer)
     assert not (folder / "old").exists() and not unfinished.exists() and (folder / "README.md").exists()
 
     loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -112,7 +114,7 @@ def test_what_is_saved_is_the_model(family, lora_r, accelerator, tmp_path):
         if weight.requires_grad:
             weight.data += 0.1 * torch.randn_like(weight)
     assert (model(IDS).logits - before).abs().max() > 0.1
-    save_weights(tmp_path / "saved", model, accelerator)
+    save_weights(tmp_path / "saved", model)
 
     assert weights_of(tmp_path / "saved").keys() == weights_of(tmp_path / "base").keys()
     loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
@@ -135,6 +137,6 @@ def test_weights_in_4_bits_are_not_trained(accelerator, tmp_path, exits):
     AutoModelForCausalLM.from_pretrained(BASE, quantization_config=bits).save_pretrained(tmp_path)
     assert "quantised and cannot be trained" in exits(load_trained, str(tmp_path), RunArgs())
     model = load_trained(str(tmp_path), RunArgs(gradient_checkpointing=False, lora_r=4))
-    save_weights(tmp_path / "saved", model, accelerator)
+    save_weights(tmp_path / "saved", model)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-3)

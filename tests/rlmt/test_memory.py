@@ -81,15 +81,15 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypa
     monkeypatch.setattr(PartialState(), "num_processes", 8)
     llama = dict.fromkeys(("model", "reward_model"), models["Llama-3.1-8B"])
 
-    args = train_ppo.Args(**train_ppo.PRESETS["paper"] | llama)
-    parts = memory.rl_gib(args, ["preference"], use_vllm=True, has_reference=True)
+    args = train_ppo.Args(rollout="vllm", **train_ppo.PRESETS["paper"] | llama)
+    parts = memory.rl_gib(args, ["preference"], has_reference=True)
     parts["critic"] = memory.critic_gib(args.model, args)
     held = {"policy": 14.96, "reference": 1.87, "reward model": 13.98, "critic": 13.98}
     assert parts == pytest.approx(held | {"vLLM": args.vllm_memory * there}, abs=0.01)
     assert sum(parts.values()) < 0.9 * there
     assert sum(held.values()) < 0.85 * there
-    args = train_dpo.Args(**train_dpo.PRESETS["paper"] | llama)
-    assert max(memory.dpo_gib(args, use_vllm=True).values()) < 0.9 * there
+    args = train_dpo.Args(rollout="vllm", **train_dpo.PRESETS["paper"] | llama)
+    assert max(memory.dpo_gib(args).values()) < 0.9 * there
 
 
 def test_what_does_not_fit_is_refused(exits):

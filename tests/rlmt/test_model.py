@@ -1,4 +1,4 @@
-"""Tests rlmt/model.py: loading, log-probabilities and entropies against the logits, micro-batches.
+"""Tests rlmt/model.py and rlmt/learner.py: loading, log-probabilities and entropies against the logits, micro-batches.
 
 Whole weights: test_checkpoint.py. Several processes: tests/scripts/test_two_processes.py.
 """
@@ -19,7 +19,8 @@ from updates import stored_completions
 from conftest import random_model
 
 from rlmt import chat
-from rlmt import model as policy
+from rlmt import learner, model
+import train_grpo
 from rewards import unsupervised
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
@@ -40,7 +41,7 @@ def completions() -> list[Completion]:
 def batch(completions) -> tuple[torch.Tensor, ...]:
     """Policy's inputs: token ids, attention mask, completion mask."""
     names = ("input_ids", "attention_mask", "completion_mask")
-    tensors = policy.collate(completions, 0, "cpu")
+    tensors = learner.collate(completions, "cpu")
     return tuple(tensors[name] for name in names)
 
 
@@ -51,26 +52,27 @@ def batch(completions) -> tuple[torch.Tensor, ...]:
 def bfloat16_accelerator():
     """Starts an accelerator whose forwards run in bfloat16; the next test has one in float32 again."""
     AcceleratorState._reset_state()
-    yield policy.start_accelerator("bfloat16")
+    yield model.start_accelerator("bfloat16")
     AcceleratorState._reset_state()
 
 
-def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch):
+def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, completions, batch):
     """Policy and reference are autocast alike, so the KL of a policy that has learned nothing is exactly 0."""
-    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
-    model, optimizer = policy.prepare_trained(bfloat16_accelerator, model, 1e-3, 0.0)
-    reference = policy.load_reference(BASE, 1.0, bfloat16_accelerator, "bfloat16")
-    assert not any(weight.requires_grad for weight in reference.parameters())
+    args = train_grpo.Args(gradient_checkpointing=False, dtype="bfloat16")
+    policy = learner.load_policy(args, BASE, None, bfloat16_accelerator, has_reference=True)
+    assert not any(weight.requires_grad for weight in policy.reference.parameters())
 
-    logprobs, _ = model(*batch)
-    assert torch.equal(policy.compute_reference_logprobs(model, reference, batch), logprobs)
-    exact, _ = policy.Policy(base, 1.0)(*batch)
+    inputs = policy.collate(completions)
+    logprobs, _ = policy.logprobs(inputs)
+    assert torch.equal(policy.reference_logprobs(inputs), logprobs)
+    exact, _ = learner.Policy(base, 1.0)(*batch)
     assert 0 < (logprobs - exact).abs().mean() < 0.05  # it did run in bfloat16
 
-    logprobs.sum().backward()
+    policy.backward(logprobs.sum())
+    optimizer = policy.optimizer
     optimizer.step()
-    tensors = [*model.parameters(), *reference.parameters()]
-    for weight in model.parameters():
+    tensors = [*policy.model.parameters(), *policy.reference.parameters()]
+    for weight in policy.model.parameters():
         tensors += [weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
 
@@ -79,32 +81,32 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, batch)
 def test_nothing_is_dropped_out(checkpointing, tmp_path):
     """GPT-2 drops out a tenth of everything in training mode; what is saved of its config stays."""
     random_model("gpt2").save_pretrained(tmp_path)
-    model = policy.load_trained(str(tmp_path), RunArgs(gradient_checkpointing=checkpointing))
+    trained = model.load_trained(str(tmp_path), RunArgs(gradient_checkpointing=checkpointing))
     ids = torch.arange(3, 23)[None]
     before = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(ids).logits
-    found = model(ids).logits
+    found = trained(ids).logits
     torch.testing.assert_close(found, before, rtol=0, atol=1e-5)
-    assert model.config.attn_pdrop == 0.1
-    with policy.evaluating(model):  # as for a rollout
-        assert not any(module.training for module in model.modules())
-    assert torch.equal(model(ids).logits, found)
+    assert trained.config.attn_pdrop == 0.1
+    with model.evaluating(trained):  # as for a rollout
+        assert not any(module.training for module in trained.modules())
+    assert torch.equal(trained(ids).logits, found)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda kept: kept):
         kept = []
-        model(ids)
+        trained(ids)
     assert (len(kept) < 40) == checkpointing  # activations that the backward pass needs
 
 
 @pytest.mark.parametrize("family, fits", [("gpt2", True), ("gemma4_text", True), ("cohere", False)])
 def test_the_forward_of_training_is_the_models(family, fits, exits):
     """Cohere scales its logits, which Policy does not know."""
-    accelerator = policy.start_accelerator("float32")
-    model = policy.Policy(random_model(family).eval(), 0.7)
+    accelerator = model.start_accelerator("float32")
+    policy = learner.Policy(random_model(family).eval(), 0.7)
     if fits:
-        policy.check_forward(model, "MODEL", accelerator)
-        model.train()  # with dropout
+        learner.check_forward(policy, "MODEL", accelerator)
+        policy.train()  # with dropout
     if family != "gemma4_text":
         assert "nats per token from transformers' own" in exits(
-            policy.check_forward, model, "MODEL", accelerator
+            learner.check_forward, policy, "MODEL", accelerator
         )
 
 
@@ -112,20 +114,20 @@ def test_a_token_without_an_embedding_ends_the_run(tmp_path, exits):
     """A pad token was added to the tokenizer, and the model not resized."""
     tokenizer = chat.load_tokenizer(BASE)
     chat.prepare_tokenizer(tokenizer, "think")
-    policy.check_context(BASE, tokenizer, 100, "--max-length")
+    model.check_context(BASE, tokenizer, 100, "--max-length")
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    error = exits(policy.check_context, BASE, tokenizer, 100, "--max-length")
+    error = exits(model.check_context, BASE, tokenizer, 100, "--max-length")
     assert "'<pad>' as id 283" in error and "resize_token_embeddings" in error
 
 
 def test_heads_compute_in_float32(bfloat16_accelerator):
     """Values near 20 that are 0.01 apart are told apart under autocast."""
     args = RunArgs(gradient_checkpointing=False)
-    critic = policy.load_trained(BASE, args, None, AutoModelForTokenClassification, "TOKEN_CLS")
+    critic = model.load_trained(BASE, args, None, AutoModelForTokenClassification, "TOKEN_CLS")
     critic.score.bias.data.fill_(20.0)
     critic.score.weight.data.normal_(std=0.01)
-    critic, _ = policy.prepare_trained(bfloat16_accelerator, critic, 1e-3, 0.0)
-    values = critic(torch.arange(5, 105)[None]).logits
+    critic = learner.Learner(critic, bfloat16_accelerator, 100, 1e-3, 0.0)
+    values = critic.model(torch.arange(5, 105)[None]).logits
     assert values.dtype == torch.float32 and len(values.unique()) > 90
 
 
@@ -137,7 +139,7 @@ def test_a_loss_mask_takes_advantages_alone(completions):
         advantages = [2.0] * n
         loss_mask = [t % 2 for t in range(n)]
         masked.append(dataclasses.replace(one, advantages=advantages, loss_mask=loss_mask))
-    batch = policy.collate(masked, 0, "cpu")
+    batch = learner.collate(masked, "cpu")
     assert torch.equal(batch["policy_mask"], batch["completion_mask"])
     for one, row in zip(masked, batch["advantages"].tolist(), strict=True):
         assert row[: len(one.ids)] == [2.0 * mask for mask in one.loss_mask]
@@ -165,12 +167,12 @@ def direct(model, batch: tuple, temperature: float) -> tuple[torch.Tensor, torch
 @pytest.mark.parametrize("at_once", [2**27, 283 * 7])
 def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base, batch, monkeypatch):
     """Also a few tokens at a time, as for large vocabularies."""
-    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(learner, "LOGITS_AT_ONCE", at_once)
     model = base.double()  # in float64 rounding hides nothing
     model.config.final_logit_softcapping = SOFTCAP
     mask = batch[2].bool()
     weights = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(0)) * mask
-    found = policy.Policy(model, 0.7)(*batch, entropy_gradient=True)
+    found = learner.Policy(model, 0.7)(*batch, entropy_gradient=True)
     gradients = []
     expected = direct(model, batch, 0.7)
     for logprobs, entropies in (found, expected):
@@ -182,14 +184,13 @@ def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base,
         assert not ours[~mask].any()
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
-    _, entropies = policy.Policy(model, 0.7)(*batch)
+    _, entropies = learner.Policy(model, 0.7)(*batch)
     assert not entropies.requires_grad  # for the log alone
 
 
 def test_statistics_of_entropy(base, completions):
-    unsupervised.set_entropy_statistics(
-        policy.Policy(base, 0.7), completions, 100, 0, policy.start_accelerator()
-    )
+    policy = learner.Learner(learner.Policy(base, 0.7), model.start_accelerator(), 100, 0.0, 0.0)
+    unsupervised.set_entropy_statistics(policy, completions)
     last = completions[-1]
     ids = torch.tensor([last.prompt_ids + last.ids])
     logprobs = (base(ids).logits[0, -len(last.ids) - 1 : -1] / 0.7).log_softmax(-1)
@@ -206,25 +207,22 @@ def test_statistics_of_entropy(base, completions):
 def test_micro_batches_are_the_best_cut(max_tokens, n_others):
     """A smaller limit would make more of them; there are as many as another process has, if it has more."""
     rows = [90, 40, 40, 30, 12, 5, 5, 1]
-    alone = policy.micro_batches(rows, max_tokens, length=int)
+    alone = learner.micro_batches(rows, max_tokens, length=int)
     assert sum(alone, []) == rows
     padded = [len(batch) * max(batch) for batch in alone]
     assert all(n <= max_tokens or len(batch) == 1 for n, batch in zip(padded, alone))
-    assert len(policy.micro_batches(rows, max(padded) - 1, length=int)) > len(alone) or max(padded) == 90
+    assert len(learner.micro_batches(rows, max(padded) - 1, length=int)) > len(alone) or max(padded) == 90
 
     # stands for a launch in which another process has `n_others`
     two = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([own.item(), n_others]))
-    batches = policy.micro_batches(rows, max_tokens, two, int)
+    batches = learner.micro_batches(rows, max_tokens, two, int)
     assert len(batches) == max(n_others, len(alone))
     assert sum(batches, []) == rows
 
 
 def test_cosine_rate_of_runs_of_few_steps():
     """transformers' rates, whose warm-up rounds up; but a single step trains."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    rates = {
-        n: [policy.set_cosine_rate(optimizer, 1.0, step, n, 0.05) for step in range(1, n + 1)] for n in (1, 3)
-    }
+    rates = {n: [learner.cosine_rate(1.0, step, n, 0.05) for step in range(1, n + 1)] for n in (1, 3)}
     assert rates == {1: [1.0], 3: pytest.approx([0.0, 1.0, 0.5])}
 
 
@@ -236,15 +234,15 @@ def test_dealt_by_length_the_ranks_compute_little_padding(sigma):
 
     def computed(shares: list[list[int]]) -> float:
         """Returns the tokens that all ranks compute or wait for, over real tokens."""
-        n_batches = max(len(policy.micro_batches(share, 8192, length=int)) for share in shares)
+        n_batches = max(len(learner.micro_batches(share, 8192, length=int)) for share in shares)
         others = SimpleNamespace(device="cpu", gather=lambda own: torch.tensor([own.item(), n_batches]))
         padded = []
         for share in shares:
-            batches = policy.micro_batches(share, 8192, others, int)
+            batches = learner.micro_batches(share, 8192, others, int)
             padded.append([len(batch) * max(batch) for batch in batches])
         return 8 * sum(map(max, zip(*padded))) / sum(rows)
 
     ranks = [SimpleNamespace(process_index=rank, num_processes=8) for rank in range(8)]
-    dealt = computed([policy.deal(rows, rank, int) for rank in ranks])
+    dealt = computed([learner.deal(rows, rank, int) for rank in ranks])
     blocks = computed([rows[64 * rank : 64 * (rank + 1)] for rank in range(8)])
     assert dealt < 1.14 and blocks > 1.2

@@ -10,18 +10,8 @@ import pytest
 
 from rlmt import run as rlmt_run
 from rlmt.data import read_log
-from rlmt.model import start_accelerator
-from rlmt.run import (
-    RLArgs,
-    Run,
-    check_run,
-    check_values,
-    load_function,
-    parse_args,
-    rows_of_step,
-    start_run,
-    training,
-)
+from rlmt.run import RLArgs, Run, check_values, parse_args, rows_of_step
+from rlmt.scorers import load_function
 
 
 @dataclasses.dataclass
@@ -68,7 +58,9 @@ def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_pat
 
 
 def start(args, script: str = "grpo", constants: dict | None = None) -> Path:
-    return start_run(check_run(args, script, args.model, constants))
+    run = Run(args, script, args.model, constants)
+    run.start()
+    return run.folder
 
 
 @pytest.fixture
@@ -156,7 +148,7 @@ def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
     run = start(Args())
-    rlmt_run.write_summary(run, {"steps": 10})
+    (run / "summary.json").touch()
     with pytest.raises(SystemExit, match="0"):
         start(Args(resume=True, steps=9))
     assert start(Args(resume=True, steps=11)) == run and not (run / "summary.json").exists()
@@ -183,22 +175,22 @@ def test_every_row_once_per_epoch_as_a_function_of_seed_and_step(leaves_out_rest
 
 def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder):
     """A run that was killed after step 3 goes on from its checkpoint at step 2: its later step 3 counts."""
-    accelerator = start_accelerator()
     args = Args(report_to="tensorboard", out="run", save_steps=100)
-    folder = start(args)
+    run = Run(args, "grpo", args.model)
+    run.start()
 
-    def log(first_step: int, steps: list[int], factor: float) -> None:
-        run = Run(folder, args, accelerator, None, first_step)
-        with training(run, {}, None, 99, {"gold": "reward/gold"}) as train:
-            for step, _ in zip(steps, train.steps()):
-                train.end(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
+    def log(steps: list[int], factor: float) -> None:
+        with run.training({}, None, 99, {"gold": "reward/gold"}):
+            for step, _ in zip(steps, run.steps()):
+                run.end_step(step, {"reward/gold": step * factor, "why": "text", "lost": float("nan")}, 100)
 
-    log(0, [1, 2, 3], 0.1)
-    rlmt_run.cut_log(folder / "metrics.jsonl", 2)
-    log(2, [3, 4], 10.0)
-    lines = read_log(folder / "metrics.jsonl")
+    log([1, 2, 3], 0.1)
+    rlmt_run.cut_log(run.folder / "metrics.jsonl", 2)
+    run.first_step = 2
+    log([3, 4], 10.0)
+    lines = read_log(run.folder / "metrics.jsonl")
     found = [(line["step"], line["reward/gold"], line["num_tokens"]) for line in lines]
     assert found == [(1, 0.1, 100), (2, 0.2, 200), (3, 30.0, 300), (4, 40.0, 400)]
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = events.EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("reward/gold")
+    found = events.EventAccumulator(str(run.folder / "tensorboard")).Reload().Scalars("reward/gold")
     assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])

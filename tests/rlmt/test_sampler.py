@@ -19,7 +19,7 @@ from conftest import tiny_config
 from script_runs import BASE, ROOT, forget_vllm
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rlmt import chat, checkpoint, model as policy, sampler as rollout, vllm as vllm_engine
+from rlmt import chat, checkpoint, learner, model as policy, sampler as rollout, vllm as vllm_engine
 from data.toy import world
 from rlmt.sampler import Completion, Sampler, Sampling, ThinkingBudget, Transformers
 from rlmt.run import RunArgs
@@ -65,8 +65,8 @@ def untied(tokenizer, tmp_path_factory) -> str:
 def saved(tokenizer, tmp_path_factory) -> str:
     """Saves data/toy/base, whose head is tied, as a training script does."""
     folder = tmp_path_factory.mktemp("saved") / "model"
-    model = policy.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
-    checkpoint.save_model(folder, model, tokenizer, policy.start_accelerator())
+    model = learner.Policy(policy.load_trained(BASE, RunArgs(gradient_checkpointing=False)), 1.0)
+    checkpoint.save_model(folder, model, tokenizer)
     return str(folder)
 
 
@@ -107,11 +107,11 @@ def base() -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def largest_gap(sampler: Sampler, trained: policy.Policy, prompts: list) -> float:
+def largest_gap(sampler: Sampler, trained: learner.Policy, prompts: list) -> float:
     """Returns how far sampler's and trainer's log-probability of a sampled token are apart at most, nats."""
     gaps = []
     for place, sample in sampler.sample(prompts):
-        batch = policy.collate_ids([prompts[place]], [sample.ids], 0, "cpu")
+        batch = learner.collate_ids([prompts[place]], [sample.ids], "cpu")
         expected, _ = trained(**batch)
         gaps.append((expected[0] - torch.tensor(sample.logprobs)).abs().max().item())
     return max(gaps)
@@ -134,7 +134,7 @@ def test_vllm_samples_from_the_policy_after_sync(kind, engines, untied, prompts)
             weight.data.mul_(1 + 0.1 * torch.randn_like(weight))
     sampler = engines["untied" if kind == "untied" else "tied"]
     sampler.sampling = Sampling(temperature=0.7, max_tokens=24)
-    trained = policy.Policy(model.eval(), 0.7)
+    trained = learner.Policy(model.eval(), 0.7)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     assert largest_gap(sampler, trained, prompts) > 0.05
     for _ in range(2):  # the second time over packed weights
@@ -174,7 +174,7 @@ def samplers(model, tokenizer, sampling: Sampling, ends: list[int], *by_vllm: Sa
         found.append(Sampler(Transformers(tokenizer, batch_size=batch_size), tokenizer, sampling))
     for sampler in found:
         if not isinstance(sampler.backend, vllm_engine.Server):
-            sampler.sync(policy.Policy(model, 1.0))
+            sampler.sync(learner.Policy(model, 1.0))
         sampler.sampling = sampling
         sampler.ends = ends
     return found

@@ -12,7 +12,8 @@ from trl import DPOConfig, DPOTrainer
 
 from rlmt.chat import encode_completion, encode_prompt
 from rlmt.data import write_jsonl
-from rlmt.model import Policy, start_accelerator
+from rlmt.learner import Learner, Policy
+from rlmt.model import start_accelerator
 import train_dpo
 from train_dpo import Pair, build_pairs, load_pairs
 
@@ -137,12 +138,11 @@ def trl(tmp_path_factory) -> tuple[dict, torch.Tensor]:
 @pytest.mark.parametrize("micro_batch_tokens", [1, 100, 10_000])
 def test_loss_gradient_and_metrics_are_trls(trl, micro_batch_tokens):
     """Of one pair a forward, two or so, all at once."""
-    accelerator = start_accelerator()
-    args = train_dpo.Args(beta=0.3, micro_batch_tokens=micro_batch_tokens)
     pairs = sorted(map(dataclasses.replace, PAIRS), key=train_dpo.length_of, reverse=True)
     model = Policy(AutoModelForCausalLM.from_pretrained(BASE).train(), temperature=1.0)
-    train_dpo.set_reference_logps(pairs, model, args, 0, accelerator)
+    policy = Learner(model, start_accelerator(), micro_batch_tokens, 0.0, 0.0)
+    train_dpo.set_reference_logps(pairs, policy)
     perturb(model)
-    means = train_dpo.accumulate_gradients(pairs, len(pairs), model, args, 0, accelerator)
+    means = train_dpo.accumulate_gradients(pairs, len(pairs), policy, beta=0.3)
     assert means == pytest.approx(trl[0], rel=1e-4, abs=1e-5) and abs(means["loss"] - math.log(2)) > 1e-2
     assert (gradient_of(model) - trl[1]).norm() / trl[1].norm() < 1e-5

@@ -53,8 +53,8 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
     accelerator = start_accelerator()
     completions = stored_conversations()[0]
     args = train_ppo.Args(gradient_checkpointing=False, micro_batch_tokens=300)
-    critic = train_ppo.load_critic(REWARD_MODEL, args)
-    train_ppo.set_values(critic, completions, 300, 0, accelerator)
+    critic = train_ppo.load_critic(REWARD_MODEL, args, None, accelerator)
+    train_ppo.set_values(completions, critic)
     rewards_B_T = train_ppo.token_rewards(completions, [])
     train_ppo.set_advantages(completions, rewards_B_T, 1.0, 1.0, accelerator)
     advantages = []
@@ -70,5 +70,5 @@ def test_a_completion_without_a_reward_teaches_neither_policy_nor_critic():
             one.returns = [1e6] * len(one.ids)
     spread, mean = torch.std_mean(torch.tensor(advantages))
     assert (spread.item(), mean.item()) == pytest.approx((1, 0), abs=1e-4)
-    means = train_ppo.accumulate_critic_gradients(completions, critic, args, 0, accelerator)
+    means = train_ppo.accumulate_critic_gradients(completions, critic)
     assert 0 < means["value/loss"] < 10

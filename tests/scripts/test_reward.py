@@ -10,9 +10,10 @@ from script_runs import BASE
 from transformers import AutoModelForSequenceClassification
 
 from rewards.preference import RewardModel
+from rlmt.learner import Learner
 from rlmt.model import start_accelerator
 import train_reward
-from train_reward import Args, Pair, build_pairs
+from train_reward import Pair, build_pairs
 
 ROW = {
     "id": "p",
@@ -98,8 +99,8 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
     loss.backward()
 
     model = loaded()
-    args = Args(batch_size=4, micro_batch_tokens=micro_batch_tokens)
-    means = train_reward.accumulate_gradients(pairs, model, args, 0, start_accelerator())
+    classifier = Learner(model, start_accelerator(), micro_batch_tokens, 0.0, 0.0)
+    means = train_reward.accumulate_gradients(pairs, classifier, pad_token_id=0, batch_size=4)
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
     for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)

@@ -132,8 +132,7 @@ def test_advantages_on_turns_are_those_of_a_loop(tokenizer):
     rewards_P_G = torch.tensor([conversation.reward for conversation in conversations]).view(-1, 3)
     advantages_P_G = train_grpo.group_advantages(rewards_P_G)
     dense_rewards = [train_rlver.TurnRewards(0.5)]
-    args = train_rlver.Args(group_size=3)
-    train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, args, start_accelerator())
+    train_grpo.set_advantages(conversations, advantages_P_G, dense_rewards, True, start_accelerator())
 
     for g in (0, 3):
         members = [n for n in range(g, g + 3) if not math.isnan(TALKS[n][2])]
@@ -159,9 +158,9 @@ def test_ppo_carries_rewards_on_turns_back(tokenizer):
     """With a critic that says 0 and gamma and lambda 1, a token's return is all that is still to come."""
     conversations = talks(tokenizer)
     accelerator = start_accelerator()
-    args = train_rlver.Args(gradient_checkpointing=False)
-    critic = train_ppo.load_critic(BASE, args)  # its head is new: zero
-    train_ppo.set_values(critic, conversations, 1000, tokenizer.pad_token_id, accelerator)
+    args = train_rlver.Args(gradient_checkpointing=False, micro_batch_tokens=1000)
+    critic = train_ppo.load_critic(BASE, args, None, accelerator)  # its head is new: zero
+    train_ppo.set_values(conversations, critic)
     rewards_B_T = train_ppo.token_rewards(conversations, [train_rlver.TurnRewards(0.5)])
     train_ppo.set_advantages(conversations, rewards_B_T, 1.0, 1.0, accelerator)
     for conversation, case in zip(conversations, TALKS):

@@ -7,9 +7,10 @@ import torch
 from script_runs import BASE
 from transformers import AutoModelForCausalLM
 
-from rlmt import model as policy
 from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
 from rlmt.data import read_log, write_jsonl
+from rlmt.learner import Learner, Policy, n_tokens_of
+from rlmt.model import start_accelerator
 import train_sft_warmstart
 from train_sft_warmstart import Args, TokenRow, build_rows
 import utils
@@ -50,7 +51,7 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
     """Their own text is measured: its length is the limit, one less is too little."""
     traces = [trace(thinking="")]
     [row], _ = build_rows(traces, tokenizer, "plain", 512)
-    n_tokens = policy.n_tokens_of(row)
+    n_tokens = n_tokens_of(row)
     assert [len(build_rows(traces, tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)] == [1, 0]
     assert build_rows(traces, tokenizer, "think", 512)[1][0]["reason"] == "empty_thinking"
 
@@ -91,11 +92,9 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
         n_ended += is_likeliest[-1].item()
     loss.backward()
 
-    args = Args(micro_batch_tokens=micro_batch_tokens, batch_size=len(rows))
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
-    means = train_sft_warmstart.accumulate_gradients(
-        rows, policy.Policy(model, 1.0), args, 0, policy.start_accelerator()
-    )
+    policy = Learner(Policy(model, 1.0), start_accelerator(), micro_batch_tokens, 0.0, 0.0)
+    means = train_sft_warmstart.accumulate_gradients(rows, policy, len(rows))
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert means["mean_token_accuracy"] == pytest.approx(n_likeliest / n_tokens)
     assert means["ends_turn"] == pytest.approx(n_ended / len(rows))

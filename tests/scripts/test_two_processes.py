@@ -24,7 +24,7 @@ import train_grpo
 from accelerate.utils import gather_object
 from rewards.scorer import Scorer
 from rlmt.data import read_log
-from rlmt.run import load_function
+from rlmt.scorers import load_function
 
 RESULT = "updates: "
 TINY = (
@@ -54,20 +54,21 @@ def scored(accelerator) -> dict:
     floor."""
     own_reward = f"{__file__}:relative_length"
     found = {}
-    for name, group_size in (("GRPO", 3), ("PPO", 12)):
+    for name, group_size in (("GRPO", 3), ("PPO", 1)):
         args = train_grpo.Args(rewards=(f"{own_reward}:1", f"{__file__}:small:gate"))
         [completions] = stored_completions(12, 1)
         for i, completion in enumerate(completions):
             completion.prompt = {"scale": 1 + i}
             completion.status = "no_open" if i % 5 == 4 else "ok"
         own = rollout.share_of(completions, accelerator)
-        Scorer(args, None, Path(), accelerator).set_rewards(own, group_size, None)
+        Scorer(args, args.rewards, None, accelerator, group_size).set_rewards(own, None)
         found[name] = gather_object([completion.reward for completion in own])
     return found | {"n_scored": load_function(own_reward).__globals__["n_scored"][-1]}
 
 
 def run() -> dict:
     accelerator = policy.start_accelerator()
+    rlmt_run._hold_process_group()
     return {"rewards": scored(accelerator), **updates(accelerator)}
 
 
@@ -180,4 +181,4 @@ def test_a_machine_that_does_not_share_the_disk_ends_the_run(tmp_path):
 if __name__ == "__main__":
     found = run()
     policy.PartialState().print(RESULT + json.dumps(found))
-    rlmt_run.leave()
+    policy.PartialState().destroy_process_group()

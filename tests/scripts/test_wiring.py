@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 import train_grpo
 from rlmt import sampler
 from rlmt.data import read_log
-from rlmt.run import Training, seed_step
+from rlmt.run import Run, seed_step
 from script_runs import BASE, REWARD_MODEL, run_here, weights_of, write_prompts
 
 TEMPERATURE = 0.7
@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
     """
     prompts = write_prompts(tmp_path / "prompts.jsonl", 12, answer="5")
     completions = {}
-    end = Training.end
+    end = Run.end_step
     read_completion = sampler.read_completion
 
     def keep(self, step, metrics, n_tokens, rows=()):
@@ -46,7 +46,7 @@ def run(tmp_path, monkeypatch):
         completion.sampler_logprobs = [SAMPLER_LOGPROB] * len(completion.ids)
         return completion
 
-    monkeypatch.setattr(Training, "end", keep)
+    monkeypatch.setattr(Run, "end_step", keep)
     monkeypatch.setattr(sampler, "read_completion", read)
     monkeypatch.setitem(sampler.MAX_LOGPROB_GAP, "float32", math.inf)
 
