@@ -374,11 +374,7 @@ def main(args: Args) -> None:
     scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
     sampler = policy_sampler(
-        args,
-        tokenizer,
-        n_completions=args.prompts_per_step,
-        max_tokens=args.max_completion_tokens,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        args, tokenizer, args.prompts_per_step, args.max_prompt_tokens, args.max_completion_tokens
     )
     measure = functools.partial(measure_held_out, held_out, sampler, scorer, policy, run.folder)
     checks = [sampler.check, scorer.check_step]

@@ -414,8 +414,8 @@ def main(args: Args) -> None:
         args,
         tokenizer,
         n_completions=args.prompts_per_step * args.group_size,
+        max_prompt_tokens=args.max_tokens - args.max_turn_tokens,
         max_tokens=args.max_turn_tokens,
-        max_length=args.max_tokens,
     )
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     checks = [sampler.check, warn_of_no_lesson]

@@ -1,6 +1,6 @@
 """Samples completions, splits them into thinking and response, and computes the metrics of a step.
 
-    sampler = policy_sampler(args, tokenizer, use_vllm=True, max_tokens=4096, max_length=5120)
+    sampler = policy_sampler(args, tokenizer, n_completions=512, max_prompt_tokens=1024, max_tokens=4096)
     sampler.sync(policy)                                  # the sampler has the policy's weights now
     for place, sample in sampler.sample(prompts):         # in the order in which they end
         ...
@@ -386,7 +386,12 @@ class Sampler:
 
 
 def policy_sampler(
-    args, tokenizer: Tokenizer, n_completions: int, max_tokens: int, max_length: int, top_p: float = 1.0
+    args,
+    tokenizer: Tokenizer,
+    n_completions: int,
+    max_prompt_tokens: int,
+    max_tokens: int,
+    top_p: float = 1.0,
 ) -> Sampler:
     """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and
     rlmt.vllm.Engine.
@@ -394,6 +399,7 @@ def policy_sampler(
     Args:
         args: those of GRPO, PPO or RLVER.
         n_completions: of a step, over all processes.
+        max_prompt_tokens, max_tokens: of a prompt, and of a completion of it.
     """
     stop = THINK_FORMATS[args.think_format].stop
     sampling = Sampling(args.temperature, max_tokens, top_p, stop)
@@ -404,7 +410,9 @@ def policy_sampler(
         # as many at once as a process samples; vLLM takes no more than it has tokens in a batch
         n_sequences = min(n_completions // n_processes, 1024)
         name = "vLLM"
-        backend = Engine(args.model, max_length, args.vllm_memory, n_sequences, args.dtype)
+        backend = Engine(
+            args.model, max_prompt_tokens + max_tokens, args.vllm_memory, n_sequences, args.dtype
+        )
     else:
         name = "transformers"
         backend = Transformers(tokenizer)
