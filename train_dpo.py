@@ -51,7 +51,7 @@ from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, withou
 from rlmt.checkpoint import copy_model, load_optimizers, numbered, save_model
 from rlmt.data import append_jsonl, load_held_out, load_prompts, read_log, read_pairs, write_jsonl
 from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy
-from rlmt.memory import check_memory, dpo_gib, trained_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import Run, ScoreArgs, Timer, constants, count_reasons, cut_log, parse_args, rows_of_step
 from rlmt.sampler import Completion, Sample, Sampling, completion_metrics, read_completion
@@ -640,9 +640,9 @@ def main(args: Args) -> None:
         readers = scorer.readers
     data = load_data(args, tokenizer, readers, accelerator)
     if scorer:
-        accelerator.print(check_memory(dpo_gib(args), at_once=False))
+        accelerator.print(check_memory(Memory(args).dpo(), at_once=False))
     else:
-        accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
+        accelerator.print(check_memory({"model": Memory(args).trained(args.model)}))
     run = Run(args, "dpo", args.model, constants(globals()))
     if scorer:
         n_prompts = min(args.prompts_per_round or len(data.prompts), len(data.prompts))  # none with --pairs

@@ -50,7 +50,7 @@ from typing import Literal
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
 from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_ratio
-from rlmt.memory import check_memory, rl_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -455,7 +455,7 @@ def main(args: Args) -> None:
         args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
     )
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
-    accelerator.print(check_memory(rl_gib(args, scorer.names, has_reference=args.beta > 0)))
+    accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size
     scorer.check(prompts, run.folder, n_completions, args.beta > 0, args.scale_rewards == "pass_at_k")

@@ -48,7 +48,7 @@ from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
 from rlmt.learner import Learner, completion_columns, load_policy, n_tokens_of, pad
-from rlmt.memory import check_memory, critic_gib, rl_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -356,8 +356,9 @@ def main(args: Args) -> None:
     scorer = Scorer(args, args.rewards, tokenizer, accelerator, 1, args.on_bad_format, args.format_margin)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
     critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
-    memory = rl_gib(args, scorer.names, has_reference) | {"critic": critic_gib(critic_path, args)}
-    accelerator.print(check_memory(memory))
+    memory = Memory(args)
+    parts = memory.rl(scorer.names, has_reference) | {"critic": memory.critic(critic_path)}
+    accelerator.print(check_memory(parts))
     run = Run(args, "ppo", args.model, constants(globals()))
     scorer.check(prompts, run.folder, args.prompts_per_step, has_reference)
     if args.dry_run:
