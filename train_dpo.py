@@ -360,7 +360,7 @@ def sample(
 
     completions = []
     sampled = {}
-    for path in folder.glob("samples-*.jsonl"):  # of all processes
+    for path in sorted(folder.glob("samples-*.jsonl")):  # of all processes
         sampled |= {row["index"]: row for row in read_log(path)}
     for index, prompt in enumerate(prompts):
         one = Sample(sampled[index]["ids"], None, sampled[index]["finished"])
