@@ -460,8 +460,8 @@ def set_reference_logps(pairs: list[Pair], policy: Learner) -> None:
     index.
     """
     own_logps = []
-    for members in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
 
     for process, logps in enumerate(gather_object([own_logps])):
@@ -479,11 +479,11 @@ def accumulate_gradients(pairs: list[Pair], n_pairs: int, policy: Learner, beta:
     """
     device = policy.accelerator.device
     sums = {}
-    for members in policy.micro_batches(pairs, length_of):
-        weights = torch.tensor([pair.weight for pair in members], device=device)
-        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
-        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(pairs, length_of):
+        weights = torch.tensor([pair.weight for pair in micro_batch], device=device)
+        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in micro_batch], device=device)
+        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in micro_batch], device=device)
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         losses, chosen_rewards, rejected_rewards = dpo_loss(
             chosen_logps, rejected_logps, reference_chosen, reference_rejected, beta
         )

@@ -393,8 +393,8 @@ def accumulate_gradients(
     n_tokens = policy.count_tokens(completions)
     n_completions = len(completions) * policy.accelerator.num_processes
     sums = {}
-    for members in policy.micro_batches(completions):
-        batch = policy.collate(members)
+    for micro_batch in policy.micro_batches(completions):
+        batch = policy.collate(micro_batch)
         mask = batch["policy_mask"]
         token_weights = mean_weights(mask, loss_type, n_tokens, n_completions, max_tokens)
         logprobs, entropies = policy.logprobs(batch, entropy_gradient=bool(entropy_coef))

@@ -251,9 +251,9 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 @torch.no_grad()
 def set_values(completions: list[Completion], critic: Learner) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
-    for members in critic.micro_batches(completions):
-        values = token_values(critic.model, critic.collate(members))
-        for completion, row in zip(members, values.tolist(), strict=True):
+    for micro_batch in critic.micro_batches(completions):
+        values = token_values(critic.model, critic.collate(micro_batch))
+        for completion, row in zip(micro_batch, values.tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
 
 
@@ -264,9 +264,9 @@ def accumulate_critic_gradients(completions: list[Completion], critic: Learner) 
     """
     n_tokens = critic.count_tokens(completions)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    for members in critic.micro_batches(completions):
-        batch = critic.collate(members)
-        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+    for micro_batch in critic.micro_batches(completions):
+        batch = critic.collate(micro_batch)
+        has_reward = [[not math.isnan(completion.reward)] for completion in micro_batch]
         mask = batch["policy_mask"] * torch.tensor(has_reward, device=critic.accelerator.device)
         values = token_values(critic.model, batch)
         errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)

@@ -453,7 +453,7 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
     # a generator of its own: what else was drawn before does not change the order
     order = np.random.default_rng((*seed, epoch)).permutation(len(rows))
     chosen = order[position * per_step : (position + 1) * per_step]
-    return [rows[place] for place in chosen]
+    return [rows[index] for index in chosen]
 
 
 def plan_steps(n_rows: int, batch_size: int, epochs: float) -> int:
