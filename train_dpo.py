@@ -651,7 +651,7 @@ def main(args: Args) -> None:
         fail(f"--rounds {args.rounds}: {run.folder} has begun a later round; name at least as many")
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
     write_jsonl(run.folder / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

@@ -629,10 +629,11 @@ class Run:
                     f"{self.folder}; --overwrite starts anew"
                 )
 
-    def start(self) -> None:
+    def start(self, has_steps: bool = True) -> None:
         """Makes the folder with config.json, command.txt and env.txt, and finds the last checkpoint.
 
-        A folder in use exits with 2.
+        A folder in use exits with 2. `has_steps`: whether steps are logged and saved there; those of DPO are
+        in the folders of its rounds, and an evaluation has none.
         """
         if self.state.is_main_process:
             command = shlex.join([sys.executable, *sys.argv])
@@ -653,12 +654,13 @@ class Run:
                 with open(self.folder / name, "a") as file:  # once per start: a resumed run has several
                     file.write(text + "\n")
         check_shared_disk(self.folder)
-        self.find_checkpoint()
+        if has_steps:
+            self.find_checkpoint()
 
     def find_checkpoint(self) -> None:
         """Finds the last whole checkpoint, if the run is resumed, and cuts the logs back to it."""
         last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
-        if self.args.resume and isinstance(self.args, RunArgs):
+        if self.args.resume:
             self.checkpoint = latest(self.folder)
             self.state.print(f"resumes from {self.checkpoint or 'the beginning'}", flush=True)
         if self.checkpoint:
