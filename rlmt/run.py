@@ -52,6 +52,7 @@ from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.learner import Learner
 from rlmt.model import is_sharded_launch
+from rlmt.scorers import read_who
 from utils import IS_FIRST, fail, or_warn, refuse_repeated
 
 # --- 1. arguments
@@ -501,9 +502,9 @@ class Timer:
 
 def waits_for_endpoint(args) -> bool:
     """Tells whether a run waits for replies of a judge or a simulated user."""
-    simulator = getattr(args, "simulator", "")
-    is_model = bool(simulator) and ".py:" not in simulator
-    return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
+    asked = [read_who(getattr(args, name, "")) for name in ("simulator", "judge")]
+    asked.append(read_who(getattr(args, "gold", ""), otherwise="folder"))
+    return any(who.kind == "endpoint" for who in asked)
 
 
 STALL_MINUTES = 60  # a phase that takes longer ends the run
