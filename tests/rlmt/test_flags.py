@@ -67,7 +67,7 @@ def test_a_config_gives_its_run_back_and_flags_override_it(parse, exits, tmp_pat
     assert again.steps == 3 and again.out == "" and not again.dry_run
     path.write_text(json.dumps({"script": "grpo", "args": dataclasses.asdict(first) | {"loss_type": "mine"}}))
     assert "loss_type is 'mine'; use one of dapo," in exits(parse, "train_grpo", ["--config", str(path)])
-    assert "is no flag of this script" in exits(parse, "train_sft_warmstart", ["--config", str(path)])
+    assert "is not a flag of this script" in exits(parse, "train_sft_warmstart", ["--config", str(path)])
     assert "is not the config.json of a run" in exits(parse, "train_grpo", ["--config", f"{ROOT}/README.md"])
 
 
