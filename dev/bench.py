@@ -121,7 +121,7 @@ class Work:
     model: Path = Path("data/smollm2")
     """For the size small: the policy's folder; `data.prepare smollm2` makes it."""
     prompts: str = "data/small/prompts.jsonl"
-    """For the size small: prompt rows; `data.prepare wildchat-if --max-characters 400` makes these."""
+    """For the size small: prompt rows; the stage data of experiments/small.sh makes these."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Dtype of computation on both sides; auto: bfloat16 on a GPU, float32 on a CPU."""
     seed: int = 0
