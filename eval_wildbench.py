@@ -65,7 +65,7 @@ from rlmt.data import append_jsonl, check_ids, read_rows
 from rlmt.run import parse_args
 from rlmt.scorers import load_function
 from utils import fail, or_fail
-from benchmarks import reward_model, shared, thinking_use, wildbench
+from benchmarks import reward_model, shared, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording, read_template
 from benchmarks.scoring import CUT_MARK, for_summary, index_row, mean, mean_interval, withhold
@@ -80,8 +80,6 @@ class Args(JudgeFlags, AnswerFlags):
     """One evaluation each; 0 is greedy. The paper's evaluation uses 0.7."""
     samples: int = 1
     """Answers per task (--mode program), each judged; greedy decoding gives one."""
-    thinking_use: bool = False
-    """Also measure how many nats per token the response loses when its thinking is swapped for another."""
     mode: Literal["reward", "score", "program"] = "program"
     """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no --reward-model."""
     protocol: Literal["official", "paper"] = "official"
@@ -208,10 +206,6 @@ def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> di
     elif args.mode == "program":
         verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
         numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
-        if args.thinking_use:
-            used = thinking_use.measure(args, generations, task_ids)
-            used["task_means"] |= numbers["task_means"]
-            numbers |= used
     else:
         verdicts = wildbench.list_verdicts(args, tasks, list(map(shared.answer, generations)))
         judge_by_model(args, verdicts, run)
@@ -259,12 +253,9 @@ def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: 
     """Returns the lines for runs.csv: the headline, then what describes the generations."""
     benchmark = Path(args.tasks).stem
     lines = [index_row(args, benchmark, numbers, headline(args), fingerprint_hash, "interval")]
-    metrics = ["format_ok", "thinking_tokens", "response_tokens"]
-    if args.thinking_use:
-        metrics += thinking_use.METRICS
     n_completions = sum(numbers["status"].values())  # each may get several verdicts
     about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
-    for metric in metrics:
+    for metric in ("format_ok", "thinking_tokens", "response_tokens"):
         lines.append(index_row(args, benchmark, numbers, metric, fingerprint_hash) | about_answers)
     if args.reward_model and args.judge:
         scored = f"{fingerprint_hash}-{reward_model.fingerprint(args)}"
@@ -320,11 +311,8 @@ def main(args: Args) -> None:
     shared.check_prompts(args, [task["messages"] for task in tasks])
     shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
     reward_model.check(args)
-    if args.mode != "program" and (args.samples > 1 or args.thinking_use):
-        fail(f"--mode {args.mode}: --samples and --thinking-use are for --mode program")
-    if args.thinking_use:
-        shared.require(args, judge="--thinking-use is measured beside its score")
-        thinking_use.check(args)
+    if args.mode != "program" and args.samples > 1:
+        fail(f"--mode {args.mode}: --samples is for --mode program")
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     if not args.judge:
         how_judged = f"mean reward by {args.reward_model}"

@@ -680,21 +680,6 @@ PRESETS: dict[str, dict] = {
     # experiments/table3.sh
     "paper": {"reward_on": "response"},  # equation 3
     "paper-as-released": {"reward_on": "response", "min_valid": 4},  # the one deviation that has a flag
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "rollout": "vllm",
-        "reward_on": "response",
-        "max_prompt_tokens": 192,
-        "max_completion_tokens": 160,
-        "rounds": 2,
-        "prompts_per_round": 60,
-        "epochs": 1.0,
-        "batch_size": 8,
-        "micro_batch_tokens": 1024,
-        "learning_rate": 3e-4,  # that of GRPO here, see docs/small.md
-        "lora_r": 16,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-    },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",
         "reward_model": "data/toy/reward_model",

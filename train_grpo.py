@@ -576,19 +576,6 @@ VERIFIED = {
     "on_bad_format": "score",
     "temperature": 1.0,
 }
-SMOLLM2 = {  # experiments/small.sh, a model of 135M parameters; our choice
-    "rollout": "vllm",
-    "reward_on": "response",
-    "max_prompt_tokens": 192,
-    "max_completion_tokens": 160,
-    "steps": 30,
-    "prompts_per_step": 4,
-    "learning_rate": 3e-4,  # at 1e-4 the run without thinking stayed within 0.002 nat of its start
-    "lora_r": 16,
-    "micro_batch_tokens": 1024,
-    "gradient_checkpointing": False,
-    "save_steps": 10,
-}
 # One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
 ONE_CARD = {
     "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
@@ -674,11 +661,18 @@ PRESETS: dict[str, dict] = {
         "learning_rate": 5e-7,
         "max_completion_tokens": 3072,
     },
-    "small": SMOLLM2,
-    "small-instructions": {
-        **SMOLLM2,
-        "think_format": "plain",
-        "rewards": ("instructions:1",),
+    "small": {  # SmolLM2-135M, part bridge of experiments/study.sh; our choice
+        "rollout": "vllm",
+        "reward_on": "response",
+        "max_prompt_tokens": 192,
+        "max_completion_tokens": 160,
+        "steps": 30,
+        "prompts_per_step": 4,
+        "learning_rate": 3e-4,  # at 1e-4 the run without thinking stayed within 0.002 nat of its start
+        "lora_r": 16,
+        "micro_batch_tokens": 1024,
+        "gradient_checkpointing": False,
+        "save_steps": 10,
     },
     "toy": {  # our choice
         "prompts": "data/toy/rl_prompts.jsonl",

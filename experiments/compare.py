@@ -29,10 +29,9 @@ from rlmt.run import digests_of
 from utils import fail, refuse_repeated
 
 # pattern in a row's name: what stands in its place in the name of the row that it is compared with, if there is
-# one (dots, after and computes are of experiments/study.sh)
+# one (dots are of experiments/study.sh)
 TWINS = {
-    "think|dots|after|computes": "plain",
-    "computes": "after",
+    "think|dots": "plain",
     "rlmt": "rlhf",
     r"\b(grpo|ppo|dpo|rlvr)\b": "sft",
     "-response$": "",  # the reward on the response only, of experiments/demo.sh
@@ -134,7 +133,7 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
         if alike["temperature"].nunique() > 1:
             column += ", T=" + part["temperature"].map("{:g}".format)
         if part["judge"].nunique() > 1:
-            column += ", by " + part["judge"]
+            column += (", by " + part["judge"]).fillna("")  # none, as of a length
         lines.loc[part.index, "column"] = column
     return lines
 
@@ -225,32 +224,12 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
 
 
 def write_table(cells: list[dict], path: Path, *notes: str) -> str:
-    """Writes a table as Markdown, with notes under it; returns the text."""
+    """Writes a table as Markdown, its lengths last, with notes under it; returns the text."""
     numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
     is_length = numbers["benchmark"].str.contains("tokens")
-    others = tables.write_cells(numbers[~is_length], digits=3, alone=".3f")
-    lengths = tables.write_cells(numbers[is_length], digits=1, alone=".1f")
-    table = others.join(lengths, how="outer").loc[numbers["row"].unique()].fillna("").reset_index()
-    text = "\n\n".join(filter(None, [tables.markdown_table(table), *notes]))
-    path.write_text(text + "\n")
-    return text
-
-
-def describe_reward_models(runs: list[Path]) -> str:
-    """Says how often each reward model orders held-out pairs rightly, and what length alone would do."""
-    texts = []
-    for run in runs:
-        summary = run / "summary.json"
-        held_out = json.loads(summary.read_text()).get("held_out") if summary.exists() else None
-        if not isinstance(held_out, dict) or "length_baseline" not in held_out:
-            continue
-        texts.append(f"{run.name}: {held_out['accuracy']:.3f} of {held_out['n']} held-out pairs right,")
-        texts.append(f"the longer answer in {held_out['length_baseline']:.3f}.")
-        equal = held_out["equal_length"]
-        if equal:
-            texts.append(f"Of {equal['n']} of about equal length {equal['accuracy']:.3f} ±")
-            texts.append(f"{equal['standard_error']:.3f}, the longer one in {equal['length_baseline']:.3f}.")
-    return " ".join(texts)
+    numbers = pd.concat([numbers[~is_length], numbers[is_length]])
+    table = tables.write_cells(numbers, digits=is_length.map({True: 1, False: 3}))
+    return tables.write_page(path, tables.markdown_table(table.reset_index()), *notes)
 
 
 # --- 4. curves
@@ -339,9 +318,8 @@ def main(args: Args) -> None:
     notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
     if rows:
         print(write_table(rows, out / "table.md", ABOUT, *notes))
-    means = f"Means over the last {LAST_STEPS} steps."
     if trained:
-        print(write_table(trained, out / "training.md", means, describe_reward_models(runs)))
+        print(write_table(trained, out / "training.md", f"Means over the last {LAST_STEPS} steps."))
     if cells:
         print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs, lines)

@@ -1,6 +1,7 @@
 # When does thinking pay? docs/study.md has the question, the prediction and what came out.
 #
 #   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
+#   python -m experiments.thinking_use results/study/*--gold    # thinking use of what thinks
 #   python -m experiments.compare results/study                 # table and paired differences of all that has run
 #
 # Each part uses one core: start two of them side by side, but `hack` after `order`, whose SFT it starts from.
@@ -9,7 +10,7 @@ set -euo pipefail
 : "${DTYPE:=bfloat16}" # of SmolLM2's runs; float32 is several times faster on a CPU without avx512_bf16
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; SmolLM2 comes from PyPI, nothing else is downloaded
 GOLD_FLAGS= # preset toy has a gold of its own
-JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256 --thinking-use"
+JUDGED="python eval_wildbench.py --judge data/toy/world.py:judge --limit 128 --temperatures 1.0 0.0 --samples 4 --batch-size 256"
 . experiments/rows.sh
 MAX_TOKENS=160
 
@@ -78,19 +79,4 @@ for way in think plain; do
   row "bridge/menu-grpo-utility-$way" from "menu-sft-$way" grpo $MENU --rewards data/toy/world.py:annotator:1
   # at a rate of 1e-3 the policy without thinking lost its endings by step 14
   row "bridge/menu-grpo-rm-$way" from "menu-sft-$way" grpo $MENU --learning-rate 3e-4 --reward-model data/toy/reward_model --reward-on response
-done
-
-# --- 5. plans: those that compute, or are made from the answer, on words of real prompts: SmolLM2-135M
-# data/small/prompts.jsonl is made by STAGES=data bash experiments/small.sh
-TALLY=$RESULTS/data-tally
-EVALUATE="python eval_wildbench.py --judge data/tally.py:judge --temperatures 1.0 0.0 --thinking-use \
-  --tasks $TALLY/tally_tasks.jsonl --limit 500 --rollout vllm --dtype $DTYPE"
-prepare study-data-tally makes "$TALLY/tally_after.jsonl" python -m data.tally --texts data/small/prompts.jsonl --out "$TALLY"
-for arm in computes after plain; do
-  traces=$TALLY/tally_traces.jsonl think=think
-  case $arm in
-    after) traces=$TALLY/tally_after.jsonl ;;
-    plain) think=plain ;;
-  esac
-  row "plans/tally-sft-$arm" needs study-smollm2 needs study-data-tally sft $SMALL --learning-rate 1e-3 --traces "$traces" --think-format $think
 done

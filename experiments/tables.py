@@ -358,20 +358,21 @@ def markdown_table(table: pd.DataFrame) -> str:
     return "\n".join([head, "|" + "---|" * len(table.columns), *body])
 
 
-def write_cell(cell, digits: int, alone: str) -> str:
-    """Writes `ours ± half the interval (the paper's)`, each where there is one.
+def write_cell(cell, alone: str) -> str:
+    """Writes `ours ± half the interval (the paper's)`, each where there is one, with `cell.digits`.
 
     An interval that is not even, as a share's, is written as its two ends. A number without an interval has the
-    format `alone`. A * marks an average that its parts contradict.
+    format `alone`: f or g. A * marks an average that its parts contradict.
     """
     text = ""
+    digits = cell.digits
     middle = (cell.low + cell.high) / 2
     if not pd.isna(cell.low) and abs(middle - cell.ours) > 0.1 * (cell.high - cell.low):
         text = f"{cell.ours:.{digits}f} [{cell.low:.{digits}f}, {cell.high:.{digits}f}]"
     elif not pd.isna(cell.low):
         text = f"{cell.ours:.{digits}f} ± {(cell.high - cell.low) / 2:.{digits}f}"
     elif not pd.isna(cell.ours):
-        text = f"{cell.ours:{alone}}"
+        text = f"{cell.ours:.{digits}{alone}}"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
     if not pd.isna(cell.paper_parts):
@@ -379,15 +380,15 @@ def write_cell(cell, digits: int, alone: str) -> str:
     return text.strip()
 
 
-def write_cells(numbers: pd.DataFrame, digits: int, alone: str) -> pd.DataFrame:
-    """Writes the cells of a table, by row and column."""
-    texts = [write_cell(cell, digits, alone) for cell in numbers.itertuples()]
+def write_cells(numbers: pd.DataFrame, digits: int | pd.Series, alone: str = "f") -> pd.DataFrame:
+    """Writes the cells of a table, by row and column; `digits` behind the point, of all or of each cell."""
+    texts = [write_cell(cell, alone) for cell in numbers.assign(digits=digits).itertuples()]
     cells = pd.Series(texts, [numbers["row"], numbers["benchmark"]]).unstack(fill_value="")
     return cells.loc[numbers["row"].unique(), numbers["benchmark"].unique()]
 
 
 def paper_markdown(numbers: pd.DataFrame) -> str:
-    texts = write_cells(numbers, digits=1, alone=".1f")
+    texts = write_cells(numbers, digits=1)
     states = numbers.groupby("row")["status"].agg(["first", "nunique"])
     texts["status"] = states["first"].where(states["nunique"] == 1, "partly measured")
     return markdown_table(texts.reset_index())
@@ -399,7 +400,7 @@ def toy_markdown(numbers: pd.DataFrame) -> str:
     columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
     texts = []
     for _, part in measured.groupby(measured["row"].map(columns_of_row), sort=False):
-        cells = write_cells(part, digits=3, alone=".3g")
+        cells = write_cells(part, digits=3, alone="g")
         cells.insert(0, "seeds", part.groupby("row")["seeds"].max().astype(str))
         texts.append(markdown_table(cells.reset_index()))
     return "\n\n".join(texts)
@@ -464,6 +465,13 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
     return notes
 
 
+def write_page(path: Path, *parts: str) -> str:
+    """Writes a table and what is said below it as Markdown; returns the text."""
+    text = "\n\n".join(parts)
+    path.write_text(text + "\n")
+    return text
+
+
 # --- 4. all of them
 
 
@@ -496,6 +504,5 @@ def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
         else:
             markdown = paper_markdown(numbers)
         shown.to_csv(folder / f"{name}.csv", index=False)
-        texts[name] = "\n\n".join([markdown, *notes_of(numbers)])
-        (folder / f"{name}.md").write_text(texts[name] + "\n")
+        texts[name] = write_page(folder / f"{name}.md", markdown, *notes_of(numbers))
     return texts

@@ -22,7 +22,6 @@ import dataclasses
 import faulthandler
 import functools
 import hashlib
-import io
 import json
 import math
 import os
@@ -39,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import filelock
 import numpy as np
@@ -54,6 +53,8 @@ from rlmt.learner import Learner
 from rlmt.model import is_sharded_launch
 from rlmt.scorers import read_who
 from utils import IS_FIRST, fail, or_warn, refuse_repeated
+
+NAMES = Path(__file__).parents[1] / "docs" / "flags.md"  # what TRL and verl call our flags
 
 # --- 1. arguments
 
@@ -190,22 +191,65 @@ def parse_args(args_class: type, presets: dict[str, dict]):
     # these values become the defaults, so tyro lets flags override them
     values = presets.get(preset, {})
     if "--config" in given:
-        from rlmt.usage import read_config
-
         values = read_config(given["--config"], args_class) | values
     default = dataclasses.replace(args_class(), **values)
     refuse_repeated(args_class)
+    what, _, _ = (sys.modules[args_class.__module__].__doc__ or "").partition("\n\n")
+    about = f"{what}\n\npresets: {', '.join(presets) or 'none'}"
+    options = {"default": default, "description": about, "console_outputs": IS_FIRST}
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # help_or_fail explains an error
-            args = tyro.cli(args_class, default=default, console_outputs=False)
+        args, unknown = tyro.cli(args_class, return_unknown_args=True, **options)
+        if unknown:
+            explain_names(unknown, args_class)
+            tyro.cli(args_class, **options)  # exits, and says what it does not know
     except SystemExit:
-        from rlmt.usage import help_or_fail
-
-        help_or_fail(default, presets)
+        if not IS_FIRST:
+            time.sleep(5)  # as in `fail`
+        raise
     if preset and IS_FIRST:
         print(f"--preset {preset} sets {presets[preset]}, unless a flag does")
     check_values(args)
     return args
+
+
+def explain_names(unknown: list[str], args_class: type) -> None:
+    """Exits with 2 if one of the words is TRL's or verl's name of a flag, and says what docs/flags.md calls it."""
+    flags = {"--" + name.replace("_", "-") for name in args_class.__dataclass_fields__}
+    answers = []
+    for word in unknown:
+        word = word.partition("=")[0]
+        name = word.lstrip("-+").replace("-", "_")
+        for line in NAMES.read_text().splitlines():
+            if f"`{name}`" in line:
+                _, ours, _, _, note, _ = line.split("|")
+                known = [flag for flag in re.findall(r"--[\w-]+", ours) if flag in flags]
+                if known or "--" not in ours:  # else it is another script's
+                    answer = f"{word} is {', '.join(known) or ours.strip()} here ({note.strip()})"
+                    answers.append(answer.removesuffix(" ()"))
+    if answers:
+        fail("; ".join(answers))
+
+
+def read_config(path: str, args_class: type) -> dict:
+    """Returns the arguments in a run's config.json, without those of HOW_STARTED; exits with 2 if they are
+    not this script's."""
+    try:
+        stored = json.loads(Path(path).read_text())["args"]
+    except (OSError, ValueError, KeyError, TypeError):
+        fail(f"--config {path} is not the config.json of a run")
+    hints = get_type_hints(args_class)
+    values = {}
+    for name, value in stored.items():
+        if name not in hints:
+            fail(f"--config {path}: {name} is not a flag of this script; take a run of the same script")
+        if isinstance(value, list):  # of JSON, which has no tuples
+            value = tuple(value)
+        choices = get_args(hints[name])
+        if get_origin(hints[name]) is Literal and value not in choices:
+            fail(f"--config {path}: {name} is {value!r}; use one of {', '.join(choices)}")
+        if name not in HOW_STARTED:
+            values[name] = value
+    return values
 
 
 # arguments that are above 0; no number is below it

@@ -2,27 +2,21 @@
 runs with a real HTTP judge."""
 
 import json
-import random
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from conftest import PUBLISHED, table, value_or_none
-from transformers import AutoModelForCausalLM
 
 import eval_wildbench
-from benchmarks import scoring, thinking_use, wildbench
-from benchmarks import shared as shared_code
+from benchmarks import scoring, wildbench
 from benchmarks.judge_template import fill_messages
 from data.toy import world as toy_world
 from page import read_rows
 from rewards.preference import RewardModel
-from rlmt.chat import encode_prompt
 from rlmt.data import read_log, write_jsonl
-from utils import join_thinking
 
 
 def score_stored(tmp_path: Path, rows: list[dict] | Path, **flags) -> dict:
@@ -319,53 +313,6 @@ def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_fo
 
 
 # --- a program as the judge
-
-
-@pytest.mark.parametrize("opening", ["", "<think>"])
-def test_thinking_use_is_what_a_naive_loop_finds(opening, tmp_path):
-    """The nats per token of a response after its own thinking, less those after another one, averaged by task.
-
-    A template may open the thinking itself.
-    """
-    rng = random.Random(0)
-    rows = []
-    for task_id in ("a", "a", "b", "c"):
-        order = toy_world.sample_order(random.Random(task_id))
-        messages = [{"role": "user", "content": toy_world.write_prompt(order, random.Random(task_id))}]
-        thinking, response = toy_world.write_answer(order, toy_world.TEACHER, rng)
-        text = join_thinking(thinking, response, "zero_think")
-        row = {"id": f"{task_id}{len(rows)}", "messages": messages, "text": text, "thinking": thinking}
-        rows.append(row | {"status": "ok"})
-    rows[3]["status"] = "no_close"
-    args = eval_wildbench.Args(model="data/toy/base", think_format="zero_think", dtype="float32")
-    template = shared_code.load_model_tokenizer(args).chat_template
-    (tmp_path / "template").write_text(template + "{% if add_generation_prompt %}" + opening + "{% endif %}")
-    args.chat_template = str(tmp_path / "template")
-    tokenizer = shared_code.load_model_tokenizer(args)
-    assert tokenizer.opening == opening
-    model = AutoModelForCausalLM.from_pretrained("data/toy/base")
-
-    def nats(row: dict, other: dict) -> float:
-        response = row["text"].partition("<response>")[2]
-        thinking = other["text"].partition("<response>")[0].removeprefix(opening)
-        start = tokenizer(thinking + "<response>")["input_ids"]
-        ids = tokenizer(response)["input_ids"]
-        whole = torch.tensor([encode_prompt(tokenizer, row["messages"]) + start + ids])
-        logprobs = model(whole).logits[0, :-1].log_softmax(-1)
-        return logprobs[torch.arange(-len(ids), 0), whole[0, -len(ids) :]].mean().item()
-
-    own = [nats(row, row) for row in rows[:3]]
-    lost = [own[0] - nats(rows[0], rows[2]), own[1] - nats(rows[1], rows[2]), own[2] - nats(rows[2], rows[0])]
-    same = [own[0] - nats(rows[0], rows[1]), own[1] - nats(rows[1], rows[0])]
-    numbers = thinking_use.measure(args, rows, ["a", "a", "b", "c"])
-    assert numbers["task_means"]["thinking_use"] == pytest.approx(
-        {"a": np.mean(lost[:2]), "b": lost[2]}, abs=1e-4
-    )
-    assert numbers["thinking_use"] == pytest.approx((np.mean(lost[:2]) + lost[2]) / 2, abs=1e-4)
-    assert numbers["task_means"]["thinking_use_same_task"] == pytest.approx({"a": np.mean(same)}, abs=1e-4)
-    empty = [own[i] - nats(rows[i], {"text": "<think>  </think> <response>"}) for i in range(3)]
-    assert numbers["thinking_use_empty"] == pytest.approx((np.mean(empty[:2]) + empty[2]) / 2, abs=1e-4)
-    assert min(map(abs, lost + empty)) > 0.1
 
 
 def test_several_answers_are_averaged_by_task():

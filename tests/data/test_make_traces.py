@@ -11,7 +11,7 @@ from test_prepare import chat
 
 from rlmt import endpoint
 from rlmt.data import read_log, write_jsonl
-from data import make_traces, tally
+from data import make_traces
 from data.make_traces import Args, refuses
 
 PLAN = "The user asks for something small; I name the thing, check that it is right, and then say it in one plain sentence."
@@ -171,31 +171,3 @@ def test_reasoning_in_a_field_of_its_own(world):
     }
     # the teacher gets the prompt alone, without an instruction
     assert all(request["messages"] in prompts for request, _ in server.requests)
-
-
-@pytest.mark.parametrize(
-    "question, answer",
-    [
-        (
-            'How many of these words have the letter "e", and which? the, cat, eel, sat, on',
-            "2 of them: the, eel.",
-        ),
-        ('How many of these words have the letter "s", and which? the, cat, eel', "0 of them: none."),
-        (
-            "Which of these words comes first in the alphabet, and which last? on, cat, sat, eel",
-            "cat comes first, and sat last.",
-        ),
-        (
-            'Share 17 cards with "cat" among 5 people as evenly as possible. Who gets how many?',
-            "4 cards for 2 of them, 3 for the other 3.",
-        ),
-        (
-            'Share 16 cards with "cat" among 4 people as evenly as possible. Who gets how many?',
-            "4 cards for each.",
-        ),
-    ],
-)
-def test_instructions_that_must_be_worked_out_are_solved_by_hand(question, answer):
-    assert tally.solve(question)[1] == answer
-    messages = [{"role": "user", "content": question}]
-    assert tally.judge(messages, answer)["score"] == 1 and tally.judge(messages, answer[1:])["score"] == 0

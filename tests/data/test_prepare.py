@@ -10,7 +10,6 @@ import pytest
 
 from rewards import verified
 from data import prepare
-from data.plans import plan_of
 from data.prepare import Args
 from rlmt.data import read_log, to_jsonl
 
@@ -153,7 +152,10 @@ def test_prompts_for_the_teacher_are_one_english_question(tmp_path):
     assert len(run("tulu3-random", source, n=9, overwrite=True)[0]) == 9
 
 
-def test_verifiable_prompts(tmp_path):
+WORDS = {"num_words": 2, "relation": "at least", "keyword": None}
+
+
+def test_verifiable_prompts(tmp_path, nltk_data):
     gsm8k = {"question": "How many?", "answer": "2 + 3 = 5\n#### 5"}
     tulu = {"messages": chat("What is 2 + 2?"), "ground_truth": "4", "dataset": "MATH"}
     other = {
@@ -171,17 +173,22 @@ def test_verifiable_prompts(tmp_path):
     proof = {"problem": "Why?", "solution": "As there are 3 of them."}
     several = {"problem": "Roots?", "ground_truth": ["3", "4"]}
     rows = [gsm8k, tulu, other, code, table, proof, several]
+    for name in ("length_constraints:number_words", "copy:copy"):  # IFEval's, and one of Ai2's own
+        ground_truth = repr([{"instruction_id": ["punctuation:no_comma", name], "kwargs": [None, WORDS]}])
+        rows.append({"messages": chat("Briefly."), "ground_truth": ground_truth, "dataset": "ifeval"})
     rows, report = run("verifiable", write(tmp_path / "in.jsonl", rows))
-    assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None, "1"]
+    assert [row.get("answer") for row in rows] == ["2 + 3 = 5\n#### 5", "4", None, "1", None]
     assert rows[0]["messages"] == chat("How many?") and rows[1]["source"] == "MATH"
     assert rows[2]["tests"] == code["tests"] and rows[2]["entry_point"] == "f"
     assert report["dropped"] == {
-        "constraint_of_another_verifier": 1,
+        "constraint_of_another_verifier": 2,
         "solution_without_final_answer": 1,
         "several_answers": 1,
     }
     answered = [row | {"response": "It is 5.", "status": "ok"} for row in rows[:2]]
     assert verified.math_answer(answered) == [1.0, 0.0]
+    constrained = [rows[4] | {"response": text, "status": "ok"} for text in ("one two three", "one, two", "one")]
+    assert verified.instructions(constrained) == [1.0, 0.0, 0.0]
 
 
 def test_traces(tmp_path):
@@ -256,6 +263,7 @@ def test_traces_as_the_authors_have_them(tmp_path):
         ("wildchat-if", '{"id": "x", "text": "q"}'),
         ("verifiable", '{"prompt": "Hi"}'),
         ("verifiable", '{"question": "Which?", "options": ["a", "b"], "answer": "B"}'),
+        ("verifiable", """{"prompt": "Hi", "ground_truth": "[{'instruction_id': []}]"}"""),
         ("wildchat-if", '{"messages": ["q"]}'),
         ("tulu3-random", '{"prompt": "q"}'),
         ("skywork", '{"chosen": "good", "rejected": "bad"}'),
@@ -269,48 +277,3 @@ def test_malformed_rows_name_the_line(tmp_path, exits, kind, line):
     out = tmp_path / "out.jsonl"
     assert f"{source}:2: " in exits(prepare.main, Args(kind=kind, out=out, input=str(source)))
     assert not out.exists()
-
-
-# --- data for a small model
-
-
-LIST = """Here are two:
-
-1. **Meryl Streep** - She began on the stage, in New York.
-2. Hugh Jackman: known for his role in "The Boy from Oz".
-"""
-PLANS = [
-    (
-        "Actors are many. Who started on Broadway? Name two.",
-        LIST,
-        "Asked: Who started on Broadway?\nForm: a numbered list of 2 points, about 30 words.\n"
-        "Points: Meryl Streep; Hugh Jackman.",
-    ),
-    (
-        "Did he?",
-        "Turing did not crack it alone. He wasn't the first: others isn't the word.\n\nNo. That is not it.",
-        "Asked: Did he?\nForm: 2 paragraphs, about 20 words.\nPoints: Turing not crack alone; No.",
-    ),
-    (
-        "A table",
-        "| Item | Price |\n|---|---|\n| Shirt. Red | 10 |",
-        "Asked: A table\nForm: 3 lines, about 10 words.\nPoints: Item Price; Shirt.",
-    ),
-    (
-        "The tip?",
-        "The bill was 47.50 at shop.com. The tip is at 9:30: 6.65!",
-        "Asked: The tip?\nForm: one paragraph of 2 sentences, about 10 words.\nPoints: bill 47.50 shop.com; tip 9 30.",
-    ),
-    ("Say hi", "Hello to you.", "Asked: Say hi\nForm: one sentence, about 10 words."),
-    (
-        " ".join(f"w{i}" for i in range(20)),
-        "The cat sat. It was a good mat!\n\n```\n1. code\n2. code\n```",
-        "Asked: " + " ".join(f"w{i}" for i in range(16)) + " ...\n"
-        "Form: one paragraph of 2 sentences with code, about 10 words.\nPoints: cat sat; good mat.",
-    ),
-]
-
-
-@pytest.mark.parametrize("question, answer, expected", PLANS)
-def test_plans(question, answer, expected):
-    assert plan_of(question, answer) == expected

@@ -244,10 +244,10 @@ def test_a_real_model_trains_with_its_own_template(warm, tmp_path, show):
     steps = f"--steps 3 {PER_STEP} --on-bad-format score"
     for command in (
         f"train_sft_warmstart.py --preset small --traces data/toy/sft_traces.jsonl {SHORT}",
-        f"train_reward.py --preset small --pairs data/toy/preference_pairs.jsonl {SHORT}",
+        f"train_reward.py --preset toy --lora-r 16 --max-length 384 --pairs data/toy/preference_pairs.jsonl {SHORT}",
         f"train_grpo.py --preset small {rl} {steps}",
         f"train_ppo.py --preset toy {rl} {steps} --lora-r 16",
-        f"train_dpo.py --preset small {rl} {PER_ROUND} --rounds 1",
+        f"train_dpo.py --preset toy {rl} {PER_ROUND} --rounds 1 --lora-r 16",
     ):
         script = command.split()[0]
         log = train(tmp_path / script, f"{command} --model {SMALL}")

@@ -36,23 +36,17 @@ def run(tmp_path) -> Path:
 def test_a_card_names_base_data_algorithm_and_command(run):
     card = read_card(run)
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B" and card.data.tags == ["rlmt", "grpo"]
-    assert not card.data.datasets and not card.data.license
-    for line in (
-        f'| trained from | `"{run.parent}/sft/model from Qwen/Qwen2.5-0.5B"` |',
-        '| prompts | `"p.jsonl"` |',
-        '| reward_model | `"Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"` |',
-    ):
-        assert f"\n{line}\n" in card.text, line
+    assert not card.data.license
+    assert f"Trained from {run.parent}/sft/model from Qwen/Qwen2.5-0.5B, on p.jsonl." in card.text
     assert card.text.count("python train_grpo.py --prompts 'my prompts.jsonl'\n") == 1
     assert "/home/me" not in card.text
-    assert read_card(run.parent / "sft").data.datasets == ["owner/traces"]
 
 
 def test_what_did_not_happen_is_not_in_a_card(tmp_path):
-    """Defaults of --prompts and --reward-model do nothing beside --pairs."""
+    """The default of --prompts does nothing beside --pairs."""
     args = vars(train_dpo.Args(model="org/base", pairs="p.jsonl"))
     text = read_card(make_run(tmp_path, "dpo", args)).text
-    assert "Skywork" not in text and "wildchat" not in text
+    assert "on p.jsonl" in text and "wildchat" not in text
 
 
 def test_a_card_that_somebody_changed_is_kept(run):
