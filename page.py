@@ -3,52 +3,54 @@
     python page.py results/rlmt                  # writes results/rlmt/page.html
     python page.py results/rlmt results/rlhf     # two runs side by side, training runs or evaluations
 
-The training scripts write it when they finish; the command works at any time, also while a run is under way.
-Only the files of the run folder are read, not the model. A folder without completions, as of SFT, has curves
-only.
+The training scripts write it when they finish; the command works at any time, also while a run is in progress.
+Only the files of the run folder are read, not the model. A folder without completions, like a run of SFT, has
+curves only; an evaluation has answers only.
 
-A visit is one prompt with all its completions at one step, or at one temperature of an evaluation. A page of
-more completions than --n shows some of the prompts and says so: see `choose`. The page itself is page.html, a
-template beside this file; a model's text reaches it as JSON only, and its script writes text nodes only.
+Of a training run the page shows the first, a middle and the last step, and says of each how many prompts it
+shows: see `choose_prompts`. The page's frame is page.html, a template next to this file. Every text of a run
+is escaped before it is filled in, and the page's security policy lets no script run but the template's own.
 
 The `gold` of an evaluation is what `verdict_number` finds in verdicts.jsonl or rows.jsonl, and of a dialogue
-the final emotion. A judge's choice between two answers is no number: an evaluation by --mode reward or on
-Arena-Hard has no gold, and no number at all without --reward-model. The fields of a row are not checked, as
-our own scripts have written them.
+the final emotion. A judge's choice between two answers is not a number: an evaluation by --mode reward or on
+Arena-Hard has no gold, and no number at all without --reward-model. The fields of a row are not checked,
+because our own scripts have written them.
 """
 
 import base64
 import hashlib
 import html
+import io
 import json
 import math
 import re
+import string
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
+import matplotlib
+import numpy as np
 import pandas as pd
 import tyro
+from matplotlib.figure import Figure
 
 from utils import or_fail
 
 TEMPLATE = Path(__file__).with_name("page.html")
-MAX_COMPLETIONS = 2000
-EXTREMES = 20  # visits at either end of the rewards, which are on a page of any size that has room
-MAX_CHARACTERS = 10_000_000  # that the policy wrote, on a page without --n 0: it opens within a second or two
+MAX_CHARACTERS = 250_000
 
 
 @dataclass
 class Args:
     runs: tyro.conf.Positional[tuple[str] | tuple[str, str]]
-    """Folder of a training run or of an evaluation, and of a second one to show beside it."""
+    """Folder of a training run or of an evaluation, and of a second one to show next to it."""
     out: str = ""
     """File of the page; empty: page.html in the folder of the first run."""
-    n: int = MAX_COMPLETIONS
-    """Completions on the page at most, in whole visits; 0: all of them."""
+    max_characters: int = MAX_CHARACTERS
+    """Characters of completions per step at most, in whole prompts; 0: all of them."""
 
 
 # --- 1. rows
@@ -155,26 +157,36 @@ def read_rows(run: str | Path, file: str = "completions.jsonl") -> pd.DataFrame:
 
 # --- 2. curves
 
-MAIN_CURVES = {  # shown first, in this order; docs/metrics.md explains every key
+PANELS = {  # in this order, if they were logged; docs/metrics.md explains every key
     "reward": "what is trained on",
     "reward/gold": "what nothing is trained on",
     "held out: gold": "on prompts that are not trained on",
-    "kl": "to the reference, nats a token",
+    "kl": "to the reference, nats per token",
     "think/mean_tokens": "tokens of thinking",
     "think/response_tokens": "tokens of response",
     "think/format_ok": "share with status ok",
-    "sampling/logprob_gap": "sampler against trainer, nats a token",
+    "sampling/logprob_gap": "sampler against trainer, nats per token",
     "dialogue/success": "share with the highest emotion",
     "accuracy": "of the reward model in training",
+    "in rounds: rewards/accuracies": "of DPO in training",
     "mean_token_accuracy": "of the next token",
     "loss": "of the update",
 }
+LINES = [{"color": "#0072B2"}, {"color": "#D55E00", "linestyle": "dashed"}]  # colours of Okabe and Ito
+GREY = "#7a7a7a"  # as readable on white as on the page's dark background
+STYLE = {
+    "font.size": 9,
+    "svg.fonttype": "none",  # letters stay text, in a font of the reader's
+    "svg.hashsalt": "page",  # the same curves give the same bytes
+    **dict.fromkeys(["text.color", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"], GREY),
+}
+POINTS = 300  # of a line at most: a long run has a small picture, of means over neighbouring steps
 
 
 def read_curves(run: Path) -> dict[str, dict[float, float]]:
     """Returns {key: {step: value}} of every number in metrics.jsonl, held_out.jsonl and the rounds of DPO.
 
-    The steps of all rounds are counted on.
+    Steps are counted through all rounds.
     """
     sources = [("", run / "metrics.jsonl"), ("held out: ", run / "held_out.jsonl")]
     rounds = sorted(run.glob("round-*/metrics.jsonl"), key=lambda path: int(path.parent.name[6:]))
@@ -189,297 +201,250 @@ def read_curves(run: Path) -> dict[str, dict[float, float]]:
         for row in read_lines(path):
             step = row.pop("step")
             for key, value in row.items():
-                if type(value) in (int, float) and math.isfinite(value):  # a bool is none
+                if type(value) in (int, float) and math.isfinite(value):  # a bool is not a number
                     curves.setdefault(prefix + key, {})[steps_before + step] = value
         if path in rounds:
             steps_before += step
     return curves
 
 
-def join_curves(curves: list[dict]) -> list[dict]:
-    """Returns the curves of one or two runs in the order that they are shown in, one line a run.
+def thin(curve: dict[float, float]) -> pd.DataFrame:
+    """Returns at most POINTS rows of (step, value), each the mean over as many neighbouring steps."""
+    points = pd.DataFrame(sorted(curve.items()), columns=["step", "value"])
+    return points.groupby(np.arange(len(points)) // math.ceil(len(points) / POINTS)).mean()
 
-    Keys of MAIN_CURVES come first, then the others in the order of the log.
+
+def draw_panel(title: str, curves: list[dict[float, float]]) -> str:
+    """Returns an SVG of one curve per run; an empty curve is not drawn."""
+    figure = Figure(figsize=(3.4, 2.1), layout="constrained")
+    axis = figure.add_subplot()
+    for curve, line in zip(curves, LINES):
+        if curve:
+            points = thin(curve)
+            if len(points) < 30:
+                line = line | {"marker": "o", "markersize": 3}
+            axis.plot(points["step"], points["value"], **line)
+    axis.set_title(title, loc="left", fontsize=9)
+    axis.locator_params("x", integer=True, nbins=6)
+    axis.ticklabel_format(useOffset=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.25)
+    file = io.StringIO()
+    no_metadata = dict.fromkeys(["Date", "Creator", "Format", "Type"])
+    figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
+    svg = file.getvalue()
+    return svg[svg.index("<svg") :]  # without the head of an XML file
+
+
+def draw_curves(curves: list[dict]) -> str:
+    """Returns the picture of one or two runs: an SVG per panel, so that they wrap on a narrow screen."""
+    logged = set().union(*curves)
+    panels = []
+    with matplotlib.rc_context(STYLE):
+        for key, about in PANELS.items():
+            if key == "loss" and "reward" in logged:
+                continue  # in RL it does not measure progress
+            if key in logged:
+                panels.append(draw_panel(f"{key}\n{about}", [of_run.get(key, {}) for of_run in curves]))
+    return "\n".join(panels)
+
+
+# --- 3. which completions
+
+
+def label_of(row: dict, kind: str) -> str:
+    """Returns the name of the section of the page that a completion is in."""
+    for field in ("step", "temperature"):
+        if row.get(field) is not None:
+            return f"{kind}, {field} {row[field]:g}"
+    return kind
+
+
+def choose_labels(runs: list[Path], file: str) -> list[str]:
+    """Returns the first, a middle and the last label of a file: of two runs that have it, of their common labels
+    if there are any."""
+    counts = Counter()
+    for run in runs:
+        labels = [label_of(row, KINDS[file]) for row in read_completions(run, file)]
+        counts.update(list(dict.fromkeys(labels)))  # one of each; a set would lose their order
+    common = [label for label, n in counts.items() if n == max(counts.values())]
+    return list(dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], *common[-1:]]))
+
+
+def read_sections(runs: list[Path]) -> dict[str, list[list[dict]]]:
+    """Returns {label: rows of each run} of the sections that are shown.
+
+    Each file is read twice: the completions of a long run may not fit into memory.
     """
-    logged = dict.fromkeys(key for of_run in curves for key in of_run)  # a dict, as it keeps the order
-    main = [key for key in MAIN_CURVES if key in logged]
-    if "reward" in main and "loss" in main:
-        main.remove("loss")  # in RL it does not measure progress
-    joined = []
-    for key in dict.fromkeys(main) | logged:
-        lines = [sorted(of_run.get(key, {}).items()) for of_run in curves]
-        joined.append({"key": key, "about": MAIN_CURVES.get(key, ""), "main": key in main, "lines": lines})
-    return joined
-
-
-# --- 3. visits
+    sections = {}
+    for file, kind in KINDS.items():
+        for label in choose_labels(runs, file):
+            sections[label] = [[] for _ in runs]
+        for number, run in enumerate(runs):
+            for row in read_completions(run, file):
+                label = label_of(row, kind)
+                if label in sections:
+                    sections[label][number].append(row)
+    return sections
 
 
 def prompt_key(row: dict) -> str:
-    """Returns a hash of the messages: a key, as each sample of a task has an id of its own, and a fair order to
-    draw prompts in, the same for every run."""
-    return hashlib.sha1(json.dumps(row["messages"]).encode()).hexdigest()[:16]
+    """Returns a hash of the messages: a key, because each sample of a task has an id of its own, and a fair
+    order to draw prompts in, the same for every run."""
+    return hashlib.sha1(json.dumps(row["messages"]).encode()).hexdigest()
 
 
-def show_numbers(row: dict, kind: str) -> dict[str, float]:
-    """Returns the numbers of a completion that the page shows, by name."""
-    fields = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
-    if kind == "training":
-        fields.append("advantage")
-    parts = {name: value for name, value in row["rewards"].items() if name != "gold"}
-    if list(parts.values()) == [row["reward"]]:  # it would be there twice
-        parts = {}
-    numbers = parts | {field: row.get(field) for field in fields}
-    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+def choose_prompts(sides: list[list[dict]], max_characters: int) -> tuple[list[list[list[dict]]], int]:
+    """Returns the prompts of a section that are shown, each with its rows of each run, and how many there are.
+
+    Prompts that all runs answered come first, then the order of `prompt_key`. The first prompt comes however
+    long its completions are. 0 characters: all prompts.
+    """
+    prompts = {}
+    lengths = Counter()
+    for number, rows in enumerate(sides):
+        for row in rows:
+            key = prompt_key(row)
+            prompts.setdefault(key, [[] for _ in sides])[number].append(row)
+            lengths[key] += len(row["text"])
+    chosen = []
+    characters = 0
+    for key in sorted(prompts, key=lambda key: (not all(prompts[key]), key)):
+        characters += lengths[key]
+        if chosen and 0 < max_characters < characters:
+            break
+        chosen.append(prompts[key])
+    return chosen, len(prompts)
 
 
-def show_completion(row: dict, kind: str) -> dict:
-    """Returns what the page shows of a completion.
+# --- 4. texts as HTML
+
+# control characters, which a browser hides or which turn text around, and halves of surrogate pairs
+HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MEANS = ["reward", "gold", "n_tokens", "n_thinking_tokens"]
+
+
+def make_visible(value):
+    """Returns a string with hidden characters spelled out; any other value as it is."""
+    if isinstance(value, str):
+        return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+    return value
+
+
+def escape(text) -> str:
+    """Returns a text of a run as HTML that shows it and does nothing else."""
+    return html.escape(make_visible(str(text)))
+
+
+def show_numbers(numbers: dict) -> str:
+    """Returns names and values of the numbers that exist."""
+    shown = ""
+    for name, value in numbers.items():
+        if value is not None and math.isfinite(value):
+            shown += f" · {escape(name)} <b>{round(value, 3):,}</b>"
+    return shown
+
+
+def show_part(label: str, text: str) -> str:
+    """Returns a text below its label."""
+    label = escape(label)
+    return f'<h4>{label}</h4><div class="text" data-of="{label}" dir="auto">{escape(text)}</div>'
+
+
+def show_completion(row: dict) -> str:
+    """Returns status, numbers and texts of a completion.
 
     With a bad status that is also the raw text, which may hold more than thinking and response. A
     conversation with a simulated user is shown turn by turn.
     """
-    shown = {"status": row["status"], "numbers": show_numbers(row, kind)}
-    if row.get("pair"):
-        shown["pair"] = row["pair"]
+    numbers = {name: row.get(name) for name in [*MEANS, "advantage"]}
+    if list(row["rewards"].values()) != [row["reward"]]:  # otherwise it would be there twice
+        numbers |= row["rewards"]
+    shown = f"<p>{escape(row['status'])} {escape(row.get('pair') or '')}{show_numbers(numbers)}</p>"
+    turns = [{"role": "response", "thinking": row.get("thinking"), "content": row.get("response")}]
+    for turn in row.get("dialogue", [None, *turns])[1:]:  # the first turn is the prompt
+        if turn.get("thinking"):
+            shown += show_part("thinking", turn["thinking"])
+        if "emotion-point" in turn:
+            shown += f"<p>emotion {escape(turn['emotion-point'])}</p>"
+        shown += show_part(turn["role"], turn["content"])
     if row["status"] != "ok":
-        shown["text"] = row["text"]
-    if "dialogue" in row:
-        shown["dialogue"] = row["dialogue"][1:]  # the first turn is the prompt
-    else:
-        shown["thinking"] = row["thinking"]
-        shown["response"] = row["response"]
-    return shown
+        shown += show_part("as written", row["text"])
+    return f'<div class="completion">{shown}</div>\n'
 
 
-def read_visits(runs: list[Path]) -> list[dict]:
-    """Returns the visits of all runs in the order of the page, each with its completions, one list a run."""
-    visits = {}
-    for number, run in enumerate(runs):
-        for file, kind in KINDS.items():
-            for row in read_completions(run, file):
-                place = {"kind": kind, "prompt": prompt_key(row)}
-                for field in ("step", "temperature"):
-                    place[field] = row.get(field)
-                visit = visits.setdefault(tuple(place.values()), place | {"sides": [[] for _ in runs]})
-                visit["row"] = {"id": row["id"], "messages": row["messages"]}
-                visit["characters"] = visit.get("characters", 0) + len(row["text"])
-                visit["sides"][number].append(show_completion(row, kind))
-    kinds = list(KINDS.values())
-    return sorted(visits.values(), key=lambda visit: (kinds.index(visit["kind"]), visit["step"] or 0))
+def show_prompt(sides: list[list[dict]], names: list[str]) -> str:
+    """Returns a prompt, and below it a column of completions per run."""
+    row = max(sides, key=len)[0]
+    asked = f"<b>{escape(row['id'])}</b>"
+    for message in row["messages"]:
+        asked += show_part(message["role"], message["content"])
+    columns = ""
+    for name, rows in zip(names, sides):
+        columns += f'<div>{name}<div class="side">{"".join(map(show_completion, rows))}</div></div>\n'
+    return f'<details>\n<summary>{asked}</summary>\n<div class="sides">{columns}</div></details>\n'
 
 
-def completions_of(visit: dict) -> list[dict]:
-    """Returns the completions of all runs."""
-    return sum(visit["sides"], [])
-
-
-def count(visits: list[dict]) -> int:
-    """Counts the completions."""
-    return sum(len(completions_of(visit)) for visit in visits)
-
-
-def order_visits(visits: list[dict]) -> list[tuple]:
-    """Gives each visit its highest and lowest reward; of a page without rewards, gold. Returns what the page
-    offers."""
-    for measure in ("reward", "gold"):
-        for visit in visits:
-            numbers = [
-                shown["numbers"][measure] for shown in completions_of(visit) if measure in shown["numbers"]
-            ]
-            visit["highest"] = max(numbers, default=None)
-            visit["lowest"] = min(numbers, default=None)
-        if any(visit["highest"] is not None for visit in visits):
-            return [(f"highest {measure}", "highest", True), (f"lowest {measure}", "lowest", False)]
-    return []
-
-
-def choose(visits: list[dict], n: int) -> list[dict]:
-    """Returns the visits that are on the page: as many as n completions and MAX_CHARACTERS allow.
-
-    The EXTREMES highest and lowest come first; then the rest, drawn by `prompt_key`: a prompt comes with all
-    its visits, and two runs get the same prompts.
-    """
-    if n == 0:
-        return visits
-    measured = [visit for visit in visits if visit["highest"] is not None]
-    wanted = sorted(measured, key=itemgetter("highest"))[-EXTREMES:]
-    wanted += sorted(measured, key=itemgetter("lowest"))[:EXTREMES]
-    wanted += sorted(visits, key=itemgetter("prompt"))
-
-    chosen = set()
-    characters = 0
-    for visit in wanted:
-        if id(visit) in chosen:
-            continue
-        n -= count([visit])
-        characters += visit["characters"]
-        if chosen and (n < 0 or characters > MAX_CHARACTERS):  # the first comes however large it is
-            break
-        chosen.add(id(visit))
-    return [visit for visit in visits if id(visit) in chosen]
-
-
-# --- 4. two evaluations
-
-COMPARED = ["gold", "reward", "n_tokens"]
-
-
-def compare_evaluations(visits: list[dict]) -> list[dict]:
-    """Returns the means of two evaluations over the prompts that both answered, a line per measure; of anything
-    else nothing.
-
-    Wins: the share of prompts in which the first run's mean over samples is higher, ties half.
-    """
-    numbers = []
-    for visit in visits:
-        if visit["step"] is not None:  # of training
-            continue
-        place = visit["kind"]
-        if visit["temperature"] is not None:
-            place = f"temperature {visit['temperature']:g}"
-        for run, side in enumerate(visit["sides"]):
-            for measure in COMPARED:
-                for shown in side:
-                    numbers.append(
-                        [place, measure, visit["prompt"], run, shown["numbers"].get(measure, math.nan)]
-                    )
-    columns = ["place", "measure", "prompt", "run", "value"]
-    table = pd.DataFrame(numbers, columns=columns)
-    means = table.groupby(columns[:-1], sort=False)["value"].mean().unstack("run").dropna()
-    lines = []
-    if len(means.columns) == 2:
-        for (place, measure), of_runs in means.groupby(["place", "measure"], sort=False):
-            first, second = of_runs[0], of_runs[1]
-            wins = ((first > second).mean() + (first >= second).mean()) / 2
-            line = {"name": f"{measure}, {place}", "means": list(of_runs.mean())}
-            lines.append(line | {"wins": wins, "n": len(of_runs)})
-    return lines
+def show_section(label: str, sides: list[list[dict]], names: list[str], max_characters: int) -> str:
+    """Returns a section of the page: what its completions are like, then the prompts that are shown."""
+    chosen, n_prompts = choose_prompts(sides, max_characters)
+    shown = f'<h2 id="{label}">{label}: {len(chosen)} of {n_prompts} prompts</h2>\n'
+    for name, rows in zip(names, sides):
+        statuses = Counter(row["status"] for row in rows)
+        means = pd.DataFrame(rows, columns=MEANS, dtype=float).mean()
+        shown += f"<p>{name} means{show_numbers(means.to_dict() | statuses)}</p>\n"
+    for prompt in chosen:
+        shown += show_prompt(prompt, names)
+    return shown.replace("<details>", "<details open>", 1)  # the first prompt can be read at once
 
 
 # --- 5. the page
 
 
-def run_name(run: str | Path) -> str:
-    return Path(run).resolve().name
-
-
-def join_arguments(runs: list[Path]) -> list[dict]:
-    """Returns name and value of every argument in config.json, one value a run as JSON; "" where a run has
-    none."""
-    arguments = {}
-    for number, run in enumerate(runs):
-        config = run / "config.json"
-        if config.is_file():
-            for name, value in json.loads(config.read_text())["args"].items():
-                arguments.setdefault(name, [""] * len(runs))[number] = json.dumps(value)
-    arguments.pop("out", None)  # says nothing about what was trained
-    return [{"name": name, "values": values} for name, values in arguments.items()]
-
-
-def describe(run: Path, number: int, visits: list[dict]) -> dict:
-    """Returns what the top of the page says about a run; `number`: which of the page's runs it is."""
-    lines = []
-    for kind in KINDS.values():
-        asked = [visit for visit in visits if visit["kind"] == kind and visit["sides"][number]]
-        statuses = Counter(shown["status"] for visit in asked for shown in visit["sides"][number])
-        if asked:
-            n_prompts = len({visit["prompt"] for visit in asked})
-            listed = ", ".join(f"{status} {n}" for status, n in statuses.most_common())
-            lines.append(f"{kind}: {statuses.total()} completions of {n_prompts} prompts; {listed}")
-    summary = {}
-    if (run / "summary.json").is_file():
-        summary = json.loads((run / "summary.json").read_text())
-    else:
-        lines.append("not finished: no summary.json")
-    if "fingerprint" in summary:  # of an evaluation
-        lines.append(f"fingerprint {summary['fingerprint']}: gold compares with that of an equal one alone")
-    command = ""
-    if (run / "command.txt").is_file():
-        command = (run / "command.txt").read_text().strip()
-    return {"name": run_name(run), "command": command, "lines": lines}
-
-
-def gather(runs: list[Path], n: int) -> dict:
-    """Returns everything that the page of one or two runs shows. Raises ValueError if a folder has nothing to
-    show."""
-    curves = [read_curves(run) for run in runs]
-    visits = read_visits(runs)
-    about = []
-    for number, run in enumerate(runs):
-        about.append(describe(run, number, visits))
-        if not curves[number] and not any(visit["sides"][number] for visit in visits):
-            raise ValueError(
-                f"{run}: no metrics and no completions; name the folder of a run or of an evaluation"
-            )
-    comparison = compare_evaluations(visits)
-    orders = order_visits(visits)
-    chosen = choose(visits, n)
-    prompts = {}
-    for visit in visits:
-        prompts[visit["prompt"]] = visit.pop("row")
-    sampled = ""
-    if len(chosen) < len(visits):
-        sampled = (
-            f"{count(chosen)} of the {count(visits)} completions are on this page: highest, lowest, and of prompts drawn "
-            "evenly; python page.py --n 0 shows all"
-        )
-    return {
-        "runs": about,
-        "arguments": join_arguments(runs),
-        "comparison": comparison,
-        "curves": join_curves(curves),
-        "sampled": sampled,
-        "prompts": {visit["prompt"]: prompts[visit["prompt"]] for visit in chosen},
-        "orders": orders,
-        "visits": chosen,
-    }
-
-
-# control characters, which a browser hides or which turn text around, and halves of surrogate pairs
-HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def spell_out(match: re.Match) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
-def make_visible(value):
-    """Returns a JSON value with hidden characters spelled out in all strings."""
-    if isinstance(value, str):
-        return HIDDEN.sub(spell_out, value)
-    if isinstance(value, dict):
-        return {make_visible(key): make_visible(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [make_visible(part) for part in value]
-    return value
-
-
-def to_script_json(data: dict) -> str:
-    """Returns JSON that cannot end the <script> element around it: without any "<"."""
-    text = json.dumps(make_visible(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
-
-
-def write_page(runs: Sequence[str | Path], out: str | Path, n: int = MAX_COMPLETIONS) -> None:
-    """Writes the page of one run, or of two side by side, with n completions at most; 0 is all of them.
+def write_page(runs: Sequence[str | Path], out: str | Path, max_characters: int = MAX_CHARACTERS) -> None:
+    """Writes the page of one run, or of two side by side. Raises ValueError if a folder has nothing to show.
 
     The hash in the content security policy lets the template's own script run and nothing else.
     """
-    data = gather([Path(run) for run in runs], n)
-    title = " | ".join(run_name(run) for run in runs)
+    runs = [Path(run).resolve() for run in runs]
+    curves = [read_curves(run) for run in runs]
+    sections = read_sections(runs)
+    names = []
+    heads = ""
+    for number, run in enumerate(runs):
+        if not curves[number] and not any(sides[number] for sides in sections.values()):
+            raise ValueError(
+                f"{run}: no metrics and no completions; name the folder of a run or of an evaluation"
+            )
+        names.append(f'<b class="run{number}">{escape(run.name)}</b>')
+        command = ""
+        if (run / "command.txt").is_file():
+            command = (run / "command.txt").read_text()
+        heads += f"<h1>{names[number]}</h1>\n<code>{escape(command.strip())}</code>\n"
+    links = ""
+    texts = ""
+    for label, sides in sections.items():
+        links += f'<a href="#{label}">{label}</a>\n'
+        texts += show_section(label, sides, names, max_characters)
+
     template = TEMPLATE.read_text("utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)[1]
     digest = hashlib.sha256(script.encode()).digest()
-    head, tail = template.split("{{data}}")
-    head = head.replace("{{script_hash}}", base64.b64encode(digest).decode())
-    head = head.replace("{{title}}", html.escape(make_visible(title)))  # last: a name may have braces
-    Path(out).write_text(head + to_script_json(data) + tail, "utf-8")
+    filled = string.Template(template).substitute(  # in one pass, so that no text of a run is filled in
+        script_hash=base64.b64encode(digest).decode(),
+        title=escape(" | ".join(run.name for run in runs)),
+        runs=heads,
+        picture=draw_curves(curves),
+        links=links,
+        texts=texts,
+    )
+    Path(out).write_text(filled, "utf-8")
     print(f"page: {out}")
 
 
 def main(args: Args) -> None:
-    or_fail(write_page, args.runs, args.out or Path(args.runs[0], "page.html"), args.n)
+    or_fail(write_page, args.runs, args.out or Path(args.runs[0], "page.html"), args.max_characters)
 
 
 if __name__ == "__main__":
