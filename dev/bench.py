@@ -10,14 +10,14 @@
 | sft | train_sft_warmstart.py | SFTTrainer |
 | dpo | train_dpo.py --pairs | DPOTrainer |
 
-Both sides do the same work: the same model with random weights, the same rows and, in float32, the same
-completions. Therefore two of TRL's defaults are changed: GRPOTrainer does not correct for vLLM's other
-log-probabilities, and DPOTrainer runs the reference once. `largest_difference` and `same_tokens` in the result
-show whether the logs agree.
+Both sides do the same work: the same model with random weights, the same rows and, in float32 on a CPU, the
+same completions. Therefore two of TRL's defaults are changed: GRPOTrainer makes no importance correction,
+and DPOTrainer runs the reference once. `largest_difference` and `same_tokens` in a result show whether the
+logs of both sides agree. With --old both checkouts must know the flags of `Case.our_command`.
 
 Each side runs in a process of its own, in turn, `--pairs` times, and its seconds are read from the
 metrics.jsonl that it writes. The first step warms up and does not count. A pair of runs gives one ratio of
-seconds per token, peer / ours. On a GPU the peak memory is the largest use of the card that nvidia-smi
+seconds per token, other / ours. On a GPU the peak memory is the largest use of the card that nvidia-smi
 showed, with vLLM's reserve; on a CPU it is the largest resident set of the process.
 """
 
@@ -77,8 +77,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 HEAD = """\
-| case | device | peer | seconds a step, ours | peer | peer / ours | peak GiB, ours / peer | largest difference | commit |
-|---|---|---|---|---|---|---|---|---|
+| case | device | other | seconds per step: ours | other | ratio | peak GiB: ours | other | difference | commit |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -139,9 +139,10 @@ class Case:
         )
         set_seed(0)
         policy = LlamaForCausalLM(config)
-        # The end of turn is about equally likely after every token, and half of all completions reach a seventh
-        # of the longest: like real ones they have a long tail. The LM head reads the end from the first number
-        # of the residual stream, which is so large that the final norm makes it the root of the width.
+        # The end of turn is about equally likely after every token, and half of all completions reach a
+        # seventh of the longest, so that they have a long tail, like real ones. The LM head reads the end
+        # from the first number of the residual stream. It is so large that after the final norm it is about
+        # the root of the width.
         policy.model.embed_tokens.weight[:, 0] = 6.0
         logit = math.log(config.vocab_size * math.log(2) * 7 / self.longest)
         policy.lm_head.weight[1] = 0
@@ -169,11 +170,12 @@ class Case:
         lengths = f"--max-prompt-tokens {MAX_PROMPT} --max-completion-tokens {self.longest}"
         tuning = f"--batch-size {self.n_rows} --epochs {self.steps} --warmup-ratio {WARMUP}"
         commands = {
-            "sft": f"train_sft_warmstart.py --traces {rows} --max-length {MAX_PROMPT + self.longest} {tuning}",
+            "sft": f"train_sft_warmstart.py --traces {rows} {tuning} "
+            f"--max-length {MAX_PROMPT + self.longest}",
             "dpo": f"train_dpo.py --pairs {rows} {lengths} {tuning}",
-            "grpo": f"train_grpo.py --prompts {rows} {lengths} --steps {self.steps} --group-size {GROUP_SIZE} "
-            f"--prompts-per-step {self.n_rows // GROUP_SIZE} --reward-model {self.folder}/reward "
-            "--on-bad-format score --rollout vllm --vllm-memory 0.3 --temperature 1.0",
+            "grpo": f"train_grpo.py --prompts {rows} {lengths} --steps {self.steps} "
+            f"--prompts-per-step {self.n_rows // GROUP_SIZE} --group-size {GROUP_SIZE} --temperature 1.0 "
+            f"--reward-model {self.folder}/reward --on-bad-format score --rollout vllm --vllm-memory 0.3",
         }
         return (
             f"{commands[self.name]} --model {self.folder}/policy --think-format plain --learning-rate {RATE} "
@@ -190,7 +192,12 @@ class Case:
         from datasets import Dataset
 
         rows = Dataset.from_json(f"{self.folder}/rows.jsonl", cache_dir=out)
-        options = {"lr_scheduler_type": "cosine", "warmup_steps": WARMUP, "adam_beta2": 0.95, "max_length": None}
+        options = {
+            "warmup_steps": WARMUP,
+            "lr_scheduler_type": "cosine",
+            "adam_beta2": 0.95,
+            "max_length": None,
+        }
         reward = {}
         if self.name == "dpo":
             options["precompute_ref_log_probs"] = True
@@ -269,7 +276,8 @@ def run_side(words: list[str], out: str, checkout: str | Path) -> pd.DataFrame:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG if ON_GPU else 0)
     if status:
         sys.exit(f"failed: {words}")
-    *_, metrics = sorted(Path(out).rglob("metrics.jsonl"))  # train_dpo.py logs its steps in a folder of the round
+    # train_dpo.py logs its steps in a folder of the round
+    *_, metrics = sorted(Path(out).rglob("metrics.jsonl"))
     log = pd.read_json(metrics, lines=True).select_dtypes("number")
     log["seconds_per_step"] = log["seconds"].diff()
     log["tokens"] = log["num_tokens"].diff()
@@ -314,7 +322,7 @@ def table(folder: Path) -> str:
             f"| {about['case']} | {about['device']} | {about['other']} "
             f"| {ours['seconds_per_step']['median']:.3g} | {other['seconds_per_step']['median']:.3g} "
             f"| **{ratio['median']:.2f}** ({ratio['min']:.2f} to {ratio['max']:.2f}) "
-            f"| {ours['peak_gib']['max']:.2f} / {other['peak_gib']['max']:.2f} "
+            f"| {ours['peak_gib']['max']:.2f} | {other['peak_gib']['max']:.2f} "
             f"| {', '.join(differences)} | {about['commit'][:7]} |\n"
         )
     return text
