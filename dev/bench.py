@@ -77,7 +77,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 HEAD = """\
-| case | device | other | seconds per step: ours | other | ratio | peak GiB: ours | other | difference | commit |
+| case | device | other | seconds per step: ours | other | ratio | GiB: ours | other | difference | commit |
 |---|---|---|---|---|---|---|---|---|---|
 """
 
