@@ -132,7 +132,8 @@ class Case:
         config.initializer_range = 3 / config.hidden_size
         words = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]
         words += [f"w{i}" for i in range(4, config.vocab_size)]
-        backend = Tokenizer(models.WordLevel(dict(zip(words, range(config.vocab_size)))))
+        ids = dict(zip(words, range(config.vocab_size)))
+        backend = Tokenizer(models.WordLevel(ids, unk_token=words[-1]))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=backend, pad_token=words[0], eos_token=words[1], chat_template=CHAT_TEMPLATE
