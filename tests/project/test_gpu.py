@@ -42,7 +42,7 @@ needs_card = pytest.mark.skipif(not ON_GPU, reason="torch counts the memory of a
 needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="needs vllm")
 needs_bits = pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs bitsandbytes")
 
-RANDOM = bench.Args(size="0.5b" if ON_GPU else "tiny", dtype=DTYPE, steps=1)
+SIZE = "0.5b" if ON_GPU else "tiny"  # of the bench's random models
 PER_STEP = f"--prompts-per-step {16 if ON_GPU else 4}"
 PER_ROUND = f"--prompts-per-round {128 if ON_GPU else 16}"
 # with a warm-up the first step has the rate 0
@@ -102,10 +102,11 @@ def warm(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def random_models(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("random") / "models"
-    run(*bench.peer_command("make", folder, folder, RANDOM))
-    return folder
+def grpo(tmp_path_factory) -> bench.Case:
+    """Two steps of GRPO with random models."""
+    case = bench.Case("grpo", str(tmp_path_factory.mktemp("random")), 2, *bench.SIZES[SIZE])
+    case.make()
+    return case
 
 
 # --- what would fail first
@@ -188,8 +189,8 @@ def test_an_engine_that_sleeps_gives_its_memory_back(warm, tmp_path, show):
 
 @needs_card
 @pytest.mark.parametrize("flags", ["", "--lora-r 64"])
-def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_path, show):
-    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
+def test_a_step_holds_the_memory_that_was_computed(flags, grpo, tmp_path, show):
+    words = grpo.our_command(f"{tmp_path}/run")
     # without vLLM: an engine's memory would be counted; of a flag that is given twice the last counts
     flags += f" {HF} --max-completion-tokens 512"
     said = run("tests/print_memory.py", *words, *flags.split())
@@ -201,17 +202,12 @@ def test_a_step_holds_the_memory_that_was_computed(flags, random_models, tmp_pat
 
 
 @needs_vllm
-def test_seconds_of_a_step(random_models, tmp_path, show):
-    """And the rate of its arithmetic, as a share of that of a large matrix product; vLLM agrees with the
-    trainer."""
-    words = bench.our_command("grpo", random_models, tmp_path / "run", RANDOM)
-    log = train(tmp_path / "run", " ".join(words))
-    first, step = log.iloc[0], log.iloc[1]  # the first warms up
-    operations = bench.operations_per_token(random_models, of_update=True)
-    rate = float(run("-c", f"from dev.bench import matrix_rate; print(matrix_rate('{DTYPE}'))").split()[-1])
-    share = operations * (step["num_tokens"] - first["num_tokens"]) / step["time/update"] / rate
-    show(seconds=step["step_time"], share_of_the_update=share, **step.filter(like="time/"))
-    assert share < 1 and step["sampling/logprob_gap"] < MAX_LOGPROB_GAP[DTYPE]
+def test_seconds_of_a_step(grpo, tmp_path, show):
+    """And vLLM agrees with the trainer."""
+    log = train(tmp_path / "run", " ".join(grpo.our_command(f"{tmp_path}/run")))
+    step = log.iloc[1]  # the first warms up
+    show(seconds=step["step_time"], **step.filter(like="time/"))
+    assert step["sampling/logprob_gap"] < MAX_LOGPROB_GAP[DTYPE]
 
 
 # --- every script trains
