@@ -19,7 +19,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -272,11 +272,11 @@ class Kind:
     noun: str
     """What its rows are."""
     read: Callable[[dict], dict]
-    """Finds `messages` and more in a source row, in any form."""
-    fields: dict[str, tuple[str, ...]]
-    """Field of our row next to `messages`: its names in a source row, of which the first with a value counts."""
+    """Finds `messages`, and what is in several places, in a source row of any form."""
+    fields: tuple[str, ...]
+    """Fields of our rows, next to `messages`; the source calls them the same, or see NAMES."""
     needs: tuple[tuple[str, ...], ...] = ()
-    """Fields of our row, of each group at least one."""
+    """Fields of our rows, of each group at least one."""
     hub: str = ""
     """Data set on the hub, as `--input` names it."""
     n: int | None = None
@@ -291,8 +291,8 @@ class Kind:
         """
         found = self.read(row)
         converted = {"messages": found["messages"]}
-        for name, sources in self.fields.items():
-            value = found.get(first_field(found, sources))
+        for name in self.fields:
+            value = found.get(first_field(found, NAMES.get(name, (name,))))
             if name in defaults:
                 value = value or defaults[name]
             if value is not None:
@@ -303,24 +303,22 @@ class Kind:
         return converted
 
 
-SOURCE = {"source": ("source", "data_source", "dataset")}
-PAIR = {name: (name,) for name in ("chosen", "rejected", "chosen_thinking", "rejected_thinking")}
-TRACE = {name: (name,) for name in ("thinking", "response", "teacher")}
+NAMES = {"source": ("source", "data_source", "dataset")}
+PROMPT = ("source",)
+PAIR = ("chosen", "rejected", "chosen_thinking", "rejected_thinking")
 VERIFIED = ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric", "answer")
-TASK = {name: (name,) for name in ("checklist", "primary_tag", "secondary_tags", "references")}
-
 ULTRAFEEDBACK = "HuggingFaceH4/ultrafeedback_binarized:train_prefs"
 TULU3 = "allenai/tulu-3-sft-mixture"
 KINDS = {
-    "wildchat-if": Kind("prompt", to_prompt, SOURCE, hub="allenai/tulu-3-wildchat-if-on-policy-8b"),
-    "ultrafeedback": Kind("prompt", to_prompt, SOURCE, hub=ULTRAFEEDBACK),
+    "wildchat-if": Kind("prompt", to_prompt, PROMPT, hub="allenai/tulu-3-wildchat-if-on-policy-8b"),
+    "ultrafeedback": Kind("prompt", to_prompt, PROMPT, hub=ULTRAFEEDBACK),
     "ultrafeedback-pairs": Kind("pair", different_pair, PAIR, hub=ULTRAFEEDBACK),
-    "tulu3-random": Kind("prompt", before_answer, SOURCE, hub=TULU3, n=7560),  # paper table 7
-    "tulu3-teacher": Kind("prompt", only_question, SOURCE, hub=TULU3, n=7500, only_english=True),
+    "tulu3-random": Kind("prompt", before_answer, PROMPT, hub=TULU3, n=7560),  # paper table 7
+    "tulu3-teacher": Kind("prompt", only_question, PROMPT, hub=TULU3, n=7500, only_english=True),
     "verifiable": Kind(
         "prompt",
         verifiable,
-        SOURCE | {name: (name,) for name in VERIFIED},
+        ("source", *VERIFIED),
         needs=(("answer", "tests", "instruction_id_list", "reference", "rubric"),),
         hub="openai/gsm8k:main:train",
     ),
@@ -328,18 +326,18 @@ KINDS = {
     "traces": Kind(
         "trace",
         whole_trace,
-        TRACE,
+        ("thinking", "response", "teacher"),
         needs=(("teacher",),),
         hub="princeton-nlp/gemini_2.5_flash_0417_sft-data",
     ),
     "wildbench": Kind(
         "task",
         benchmark_task,
-        TASK,
+        ("checklist", "primary_tag", "secondary_tags", "references"),
         needs=(("checklist",), ("primary_tag",)),
         hub="allenai/WildBench:v2:test",
     ),
-    "from-run": Kind("prompt", to_prompt, {}),  # its rows are read by from_run.solved_prompt
+    "from-run": Kind("prompt", to_prompt, ()),  # its rows are read by from_run.solved_prompt
     "from-run-pairs": Kind("pair", different_pair, PAIR),
 }
 
@@ -347,27 +345,32 @@ KINDS = {
 # --- 4. the whole file
 
 
-class Kept:
-    """The rows of one kind that are kept, all different, and the ids of those that are dropped, by reason."""
+def keep(
+    source: Iterator[tuple[int, dict]],
+    convert: Callable[[int, dict], dict],
+    noun: str,
+    excluded_turns: set[str],
+    max_characters: int | None,
+) -> tuple[list[dict], dict[str, list[str]], int]:
+    """Converts the rows of a source, and keeps those that are fit and different.
 
-    def __init__(self, noun: str, excluded_turns: set[str], max_characters: int | None):
-        """`excluded_turns`: rows with one of these as their first user turn are dropped."""
-        self.noun = noun
-        self.excluded_turns = excluded_turns
-        self.max_characters = max_characters
-        self.rows: list[dict] = []
-        self.dropped: dict[str, list[str]] = {}
-        self.ids: set[str] = set()
-        self.hashes: set[str] = set()
-        self.n_in = 0
-        self.n_renamed = 0
+    Args:
+        convert: takes number and row; may raise Dropped.
+        noun: what the rows are.
+        excluded_turns: rows with one of these as their first user turn are dropped.
+        max_characters: of all turns, and of a trace's response; None: any.
 
-    def add(self, source_row: dict, convert: Callable[[dict], dict]) -> None:
-        """Converts a source row and keeps it, or drops it; raises BadInput."""
-        self.n_in += 1
+    Returns the rows, the ids of the dropped ones by reason, and how many rows got another id.
+    """
+    rows: list[dict] = []
+    dropped: dict[str, list[str]] = {}
+    ids = set()
+    hashes = set()
+    n_renamed = 0
+    for n_in, (number, source_row) in enumerate(source, 1):
         row_id = source_id(source_row)
         try:
-            row = convert(source_row)
+            row = convert(number, source_row)
             # without dates, languages and whatever else a source says of a turn
             row["messages"] = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
             check_turns(row["messages"])
@@ -378,54 +381,47 @@ class Kept:
             n_characters = sum(len(turn["content"]) for turn in row["messages"])
             n_characters += len(row.get("response", ""))
             drop_if(SURROGATE.search(text) is not None, "broken_unicode")
-            drop_if(first_user_turn(row["messages"]) in self.excluded_turns, "excluded_prompt")
-            drop_if(n_characters > (self.max_characters or n_characters), "too_long")
-            drop_if(row_hash in self.hashes, f"duplicate_{self.noun}")
+            drop_if(first_user_turn(row["messages"]) in excluded_turns, "excluded_prompt")
+            drop_if(n_characters > (max_characters or n_characters), "too_long")
+            drop_if(row_hash in hashes, f"duplicate_{noun}")
         except Dropped as reason:
-            self.drop(str(reason), row_id or f"row {self.n_in}")
-            return
+            dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
+            continue
 
-        if row_id in self.ids:  # another row has this id, so this one gets a longer one
+        if row_id in ids:  # another row has this id, so this one gets a longer one
             row_id = f"{row_id}-{row_hash}"
-            self.n_renamed += 1
-        self.ids.add(row_id)
-        self.hashes.add(row_hash)
-        self.rows.append({"id": row_id, **row})
+            n_renamed += 1
+        ids.add(row_id)
+        hashes.add(row_hash)
+        rows.append({"id": row_id, **row})
+    return rows, dropped, n_renamed
 
-    def drop(self, reason: str, row_id: str) -> None:
-        self.dropped.setdefault(reason, []).append(row_id)
 
-    def sample(self, n: int, seed: int, only_english: bool) -> None:
-        """Keeps n random rows, or all if there are fewer, in the order of drawing.
+def sample(
+    rows: list[dict], n: int, seed: int, only_english: bool, dropped: dict[str, list[str]]
+) -> list[dict]:
+    """Returns n random rows, or all if there are fewer, and adds the ids of the others to `dropped`, by
+    reason.
 
-        A file on the hub may be sorted by source, and who takes only the first rows of a sample, as
-        data/make_traces.py does, would miss its last sources in the old order.
-        """
-        n_drawn = min(n, len(self.rows))
-        if only_english:  # maybe all are needed; langdetect takes about 5 ms for each that is looked at
-            n_drawn = len(self.rows)
-            langdetect.DetectorFactory.seed = 0  # it draws, too
-        kept = []
-        looked_at = set()
-        for row in random.Random(seed).sample(self.rows, n_drawn):
-            if len(kept) == n:
-                break
-            looked_at.add(row["id"])
-            if only_english and not is_english(row["messages"][0]["content"]):
-                self.drop("not_english", row["id"])
-            else:
-                kept.append(row)
-        self.dropped["not_sampled"] = [row["id"] for row in self.rows if row["id"] not in looked_at]
-        self.rows = kept
-
-    def report(self) -> dict:
-        return {
-            "n_in": self.n_in,
-            "n_out": len(self.rows),
-            "dropped": count_ids(self.dropped),
-            "examples": {reason: ids[:5] for reason, ids in self.dropped.items()},
-            "renamed_ids": self.n_renamed,
-        }
+    The rows are in the order of drawing. A file on the hub may be sorted by source, and who takes only the
+    first rows of a sample, as data/make_traces.py does, would miss its last sources in the old order.
+    """
+    n_drawn = min(n, len(rows))
+    if only_english:  # maybe all are needed; langdetect takes about 5 ms for each that is looked at
+        n_drawn = len(rows)
+        langdetect.DetectorFactory.seed = 0  # it draws, too
+    kept = []
+    looked_at = set()
+    for row in random.Random(seed).sample(rows, n_drawn):
+        if len(kept) == n:
+            break
+        looked_at.add(row["id"])
+        if only_english and not is_english(row["messages"][0]["content"]):
+            dropped.setdefault("not_english", []).append(row["id"])
+        else:
+            kept.append(row)
+    dropped["not_sampled"] = [row["id"] for row in rows if row["id"] not in looked_at]
+    return kept
 
 
 def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
@@ -486,40 +482,43 @@ def main(args: Args) -> None:
         source = read_source(name, "--input", args.revision)
     defaults = {"source": Path(name).name, "teacher": args.teacher, "secondary_tags": []}
 
-    def convert(row: dict) -> dict:
-        if args.kind == "from-run":
-            return from_run.solved_prompt(row, args.threshold, args.pass_rate)
-        if args.kind == "from-run-pairs":
-            row = from_run.best_and_worst(row, args.margin)
-        return kind.convert(row, defaults)
-
-    kept = Kept(kind.noun, excluded_turns, args.max_characters)
-    for number, row in source:
+    def convert(number: int, source_row: dict) -> dict:
         try:
-            kept.add(row, convert)
+            row = source_row
+            if args.kind == "from-run":
+                return from_run.solved_prompt(row, args.threshold, args.pass_rate)
+            if args.kind == "from-run-pairs":
+                row = from_run.best_and_worst(row, args.margin)
+            return kind.convert(row, defaults)
         except BadInput as error:
-            fail_at(name, number, row, error)
+            fail_at(name, number, source_row, error)
 
+    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns, args.max_characters)
+    n_in = len(rows) + sum(count_ids(dropped).values())
     n = args.n or kind.n
     if n:
-        kept.sample(n, args.seed, kind.only_english)
+        rows = sample(rows, n, args.seed, kind.only_english, dropped)
     if args.kind == "from-run" and args.by_difficulty:
-        kept.rows.sort(key=itemgetter("pass_rate"), reverse=True)
-    report = kept.report()
-    n_wanted = n or 1
-    if len(kept.rows) < n_wanted:
-        fail(
-            f"{name}: {kept.n_in} rows in, {len(kept.rows)} usable, {n_wanted} wanted (dropped: {report['dropped']})"
-        )
+        rows.sort(key=itemgetter("pass_rate"), reverse=True)
+    if len(rows) < (n or 1):
+        found = f"{n_in} rows in, {len(rows)} usable, {n or 1} wanted (dropped: {count_ids(dropped)})"
+        fail(f"{name}: {found}")
 
     # --- write
-    report["args"] = vars(args) | {"input": name, "n": n}
+    report = {
+        "n_in": n_in,
+        "n_out": len(rows),
+        "dropped": count_ids(dropped),
+        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
+        "renamed_ids": n_renamed,
+        "args": vars(args) | {"input": name, "n": n},
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(args.out, to_jsonl(kept.rows, ensure_ascii=False))
+    write_file(args.out, to_jsonl(rows, ensure_ascii=False))
     write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
-    print(f"{name}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
-    for reason, n_dropped in report["dropped"].items():
-        print(f"  dropped {n_dropped:7d}  {reason}  (first: {', '.join(report['examples'][reason][:2])})")
+    print(f"{name}: {n_in} rows in, {len(rows)} out -> {args.out}")
+    for reason, ids in dropped.items():
+        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
 
 
 if __name__ == "__main__":

@@ -340,13 +340,19 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
 
 
 def load_prompts(
-    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts", readers: list = ()
+    path: str,
+    tokenizer,
+    max_prompt_tokens: int,
+    n_needed: int = 1,
+    flag: str = "--prompts",
+    readers: list = (),
 ) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on, and drops those that are too long or that a chat template refuses: the
     policy's, or one of `readers`, the tokenizers of reward models.
 
     Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the
-    dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
+    dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if fewer than `n_needed`
+    are left.
     """
     rows = read_prompts(path, flag)
     check_ids(path, rows)
@@ -374,20 +380,10 @@ def load_prompts(
     )
     if dropped:
         summary += f", the first: {dropped[0]}"
-    if not kept:
-        fail(f"{flag} {summary}: none is left")
+    if len(kept) < n_needed:
+        fail(f"{flag} {summary}: a step or a round needs {n_needed}; add prompts, or make it smaller")
     PartialState().print(summary)  # on the main process
     return kept, dropped
-
-
-def load_rl_prompts(
-    path: str, tokenizer, max_prompt_tokens: int, n_per_step: int, readers: list = ()
-) -> tuple[list[dict], list[dict]]:
-    """Reads prompts as `load_prompts`; exits with 2 if they are not enough for a step of GRPO or PPO."""
-    prompts, dropped = load_prompts(path, tokenizer, max_prompt_tokens, readers=readers)
-    if len(prompts) < n_per_step:
-        fail(f"{path}: {len(prompts)} prompts; {n_per_step} are needed (--prompts-per-step)")
-    return prompts, dropped
 
 
 def load_held_out(
@@ -400,7 +396,7 @@ def load_held_out(
     """
     if not path:
         return []
-    held_out, _ = load_prompts(path, tokenizer, max_prompt_tokens, "--gold-prompts", readers)
+    held_out, _ = load_prompts(path, tokenizer, max_prompt_tokens, 1, "--gold-prompts", readers)
     # by their texts, as ids differ from file to file
     trained_texts = {text_of_turns(row["messages"]) for row in prompts}
     trained = [row["id"] for row in held_out if text_of_turns(row["messages"]) in trained_texts]
