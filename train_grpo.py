@@ -454,10 +454,10 @@ def main(args: Args) -> None:
     scorer = Scorer(
         args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
     )
-    longest = args.max_prompt_tokens
-    n_needed = args.prompts_per_step
-    prompts, dropped = load_prompts(args.prompts, tokenizer, longest, n_needed, readers=scorer.readers)
-    held_out = load_held_out(args.gold_prompts, tokenizer, longest, prompts, scorer.readers)
+    prompts, dropped = load_prompts(
+        args.prompts, tokenizer, args.max_prompt_tokens, args.prompts_per_step, readers=scorer.readers
+    )
+    held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
     accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size

@@ -354,10 +354,10 @@ def main(args: Args) -> None:
     # --- what can be checked before a model is loaded
     tokenizer = load_policy_tokenizer(args)
     scorer = Scorer(args, args.rewards, tokenizer, accelerator, 1, args.on_bad_format, args.format_margin)
-    longest = args.max_prompt_tokens
-    n_needed = args.prompts_per_step
-    prompts, dropped = load_prompts(args.prompts, tokenizer, longest, n_needed, readers=scorer.readers)
-    held_out = load_held_out(args.gold_prompts, tokenizer, longest, prompts, scorer.readers)
+    prompts, dropped = load_prompts(
+        args.prompts, tokenizer, args.max_prompt_tokens, args.prompts_per_step, readers=scorer.readers
+    )
+    held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
     critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
     memory = Memory(args)
     parts = memory.rl(scorer.names, has_reference) | {"critic": memory.critic(critic_path)}

@@ -13,9 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
-from page import read_completions
 from rewards.scorer import verdict
 from rlmt.data import drop_if, read_prompts
+from rlmt.logs import read_completions
 from utils import fail
 
 

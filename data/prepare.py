@@ -275,10 +275,10 @@ class Kind:
     """Finds `messages`, and what is in several places, in a source row of any form."""
     fields: tuple[str, ...]
     """Fields of our rows, next to `messages`; the source calls them the same, or see NAMES."""
-    needs: tuple[tuple[str, ...], ...] = ()
-    """Fields of our rows, of each group at least one."""
     hub: str = ""
     """Data set on the hub, as `--input` names it."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Fields of our rows, of each group at least one."""
     n: int | None = None
     """Rows to sample if there is no `--n`."""
     only_english: bool = False
@@ -299,7 +299,8 @@ class Kind:
                 converted[name] = value
         for names in self.needs:
             if not first_field(converted, names):
-                raise BadInput(f"no field {' or '.join(names)}")
+                remedy = "add it, or --teacher" if "teacher" in names else "add it"
+                raise BadInput(f"no field {' or '.join(names)}; {remedy}")
         return converted
 
 
@@ -310,32 +311,32 @@ VERIFIED = ("tests", "entry_point", "instruction_id_list", "kwargs", "reference"
 ULTRAFEEDBACK = "HuggingFaceH4/ultrafeedback_binarized:train_prefs"
 TULU3 = "allenai/tulu-3-sft-mixture"
 KINDS = {
-    "wildchat-if": Kind("prompt", to_prompt, PROMPT, hub="allenai/tulu-3-wildchat-if-on-policy-8b"),
-    "ultrafeedback": Kind("prompt", to_prompt, PROMPT, hub=ULTRAFEEDBACK),
-    "ultrafeedback-pairs": Kind("pair", different_pair, PAIR, hub=ULTRAFEEDBACK),
-    "tulu3-random": Kind("prompt", before_answer, PROMPT, hub=TULU3, n=7560),  # paper table 7
-    "tulu3-teacher": Kind("prompt", only_question, PROMPT, hub=TULU3, n=7500, only_english=True),
+    "wildchat-if": Kind("prompt", to_prompt, PROMPT, "allenai/tulu-3-wildchat-if-on-policy-8b"),
+    "ultrafeedback": Kind("prompt", to_prompt, PROMPT, ULTRAFEEDBACK),
+    "ultrafeedback-pairs": Kind("pair", different_pair, PAIR, ULTRAFEEDBACK),
+    "tulu3-random": Kind("prompt", before_answer, PROMPT, TULU3, n=7560),  # paper table 7
+    "tulu3-teacher": Kind("prompt", only_question, PROMPT, TULU3, n=7500, only_english=True),
     "verifiable": Kind(
         "prompt",
         verifiable,
         ("source", *VERIFIED),
+        "openai/gsm8k:main:train",
         needs=(("answer", "tests", "instruction_id_list", "reference", "rubric"),),
-        hub="openai/gsm8k:main:train",
     ),
-    "skywork": Kind("pair", different_pair, PAIR, hub="Skywork/Skywork-Reward-Preference-80K-v0.2"),
+    "skywork": Kind("pair", different_pair, PAIR, "Skywork/Skywork-Reward-Preference-80K-v0.2"),
     "traces": Kind(
         "trace",
         whole_trace,
         ("thinking", "response", "teacher"),
+        "princeton-nlp/gemini_2.5_flash_0417_sft-data",
         needs=(("teacher",),),
-        hub="princeton-nlp/gemini_2.5_flash_0417_sft-data",
     ),
     "wildbench": Kind(
         "task",
         benchmark_task,
         ("checklist", "primary_tag", "secondary_tags", "references"),
+        "allenai/WildBench:v2:test",
         needs=(("checklist",), ("primary_tag",)),
-        hub="allenai/WildBench:v2:test",
     ),
     "from-run": Kind("prompt", to_prompt, ()),  # its rows are read by from_run.solved_prompt
     "from-run-pairs": Kind("pair", different_pair, PAIR),
