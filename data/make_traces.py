@@ -2,7 +2,7 @@
 
     python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl \\
         --teacher gpt-4.1-mini --budget 60 --price 0.4 1.6
-    python -m data.make_traces ... --resume      # goes on after Ctrl-C, kill -9 or the end of the budget
+    python -m data.make_traces ... --resume      # continues after Ctrl-C, kill -9 or the end of the budget
 
 The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and
 writes a simulated thinking trace and the response in tags. The paper's teacher was asked for the same in
@@ -119,7 +119,7 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the teacher."""
     resume: bool = False
-    """Go on from the stored replies; replaces an existing output."""
+    """Continue from the stored replies; replaces an existing output."""
     dry_run: bool = False
     """Check arguments, prompts and teacher (by the first request), print calls, tokens and cost for the first
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
@@ -288,7 +288,7 @@ def main(args: Args) -> None:
     store = Path(f"{args.out}.replies.jsonl")
     for path in (args.out, report_path, store):
         if path.exists() and not args.resume:
-            fail(f"{path} exists; --resume goes on from there, or choose another --out")
+            fail(f"{path} exists; --resume continues from there, or choose another --out")
     rows, repeated_ids = load_prompts(args.prompts)
     if len(rows) < args.n:
         fail(
@@ -341,7 +341,7 @@ def main(args: Args) -> None:
     if len(traces) < args.n:
         print(
             f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; "
-            f"append more prompts to {args.prompts} and go on with --resume",
+            f"append more prompts to {args.prompts} and continue with --resume",
             file=sys.stderr,
         )
 

@@ -135,7 +135,7 @@ def dish_fact(dish: str, rng: random.Random) -> str:
 
 
 def verdict(dish: str, avoid: str, left: int) -> str:
-    """Says whether a dish is allowed and affordable with `left` dollars."""
+    """States whether a dish is allowed and affordable with `left` dollars."""
     price, kind = toy.DISHES[dish]
     if kind == avoid:
         return f"{dish} is {kind}."
