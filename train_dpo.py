@@ -359,7 +359,7 @@ def sample(
 
     completions = []
     sampled = {}
-    for path in folder.glob("samples-*.jsonl"):  # of all processes
+    for path in sorted(folder.glob("samples-*.jsonl")):  # of all processes
         sampled |= {row["index"]: row for row in read_log(path)}
     for index, prompt in enumerate(prompts):
         one = Sample(sampled[index]["ids"], None, sampled[index]["finished"])
@@ -459,8 +459,8 @@ def set_reference_logps(pairs: list[Pair], policy: Learner) -> None:
     index.
     """
     own_logps = []
-    for members in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
 
     for process, logps in enumerate(gather_object([own_logps])):
@@ -478,11 +478,11 @@ def accumulate_gradients(pairs: list[Pair], n_pairs: int, policy: Learner, beta:
     """
     device = policy.accelerator.device
     sums = {}
-    for members in policy.micro_batches(pairs, length_of):
-        weights = torch.tensor([pair.weight for pair in members], device=device)
-        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
-        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(pairs, length_of):
+        weights = torch.tensor([pair.weight for pair in micro_batch], device=device)
+        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in micro_batch], device=device)
+        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in micro_batch], device=device)
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         losses, chosen_rewards, rejected_rewards = dpo_loss(
             chosen_logps, rejected_logps, reference_chosen, reference_rejected, beta
         )
@@ -650,7 +650,7 @@ def main(args: Args) -> None:
         fail(f"--rounds {args.rounds}: {run.folder} has begun a later round; name at least as many")
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
     write_jsonl(run.folder / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

@@ -154,7 +154,7 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 def gae(
     rewards_B_T: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes advantages A, and returns A + V, by generalised advantage estimation (1506.02438, eq. 16).
+    """Returns (advantages A, value targets A + V) by generalised advantage estimation (1506.02438, eq. 16).
 
     A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; after the last token A = V = 0.
 
@@ -251,9 +251,9 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 @torch.no_grad()
 def set_values(completions: list[Completion], critic: Learner) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
-    for members in critic.micro_batches(completions):
-        values = token_values(critic.model, critic.collate(members))
-        for completion, row in zip(members, values.tolist(), strict=True):
+    for micro_batch in critic.micro_batches(completions):
+        values = token_values(critic.model, critic.collate(micro_batch))
+        for completion, row in zip(micro_batch, values.tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
 
 
@@ -264,9 +264,9 @@ def accumulate_critic_gradients(completions: list[Completion], critic: Learner) 
     """
     n_tokens = critic.count_tokens(completions)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    for members in critic.micro_batches(completions):
-        batch = critic.collate(members)
-        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+    for micro_batch in critic.micro_batches(completions):
+        batch = critic.collate(micro_batch)
+        has_reward = [[not math.isnan(completion.reward)] for completion in micro_batch]
         mask = batch["policy_mask"] * torch.tensor(has_reward, device=critic.accelerator.device)
         values = token_values(critic.model, batch)
         errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
@@ -404,12 +404,12 @@ def main(args: Args) -> None:
             metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
             run.timer.end("reward")
 
-            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
-            # processes have completions of about equal lengths
+            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on the
+            # processes have shares of about equally many tokens
             completions = deal_completions(completions, accelerator)
             set_values(completions, critic)
             if args.updates_per_rollout > 1 or args.kl == "reward":
-                # a second update and KL in the reward need those of the policy that sampled
+                # a second update and KL in the reward need the trainer's before the first update
                 policy.set_old_logprobs(completions)
             if has_reference:
                 policy.set_reference_logprobs(completions)

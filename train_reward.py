@@ -302,8 +302,8 @@ def accumulate_gradients(
     """
     accelerator = classifier.accelerator
     scored = []
-    for members in classifier.micro_batches(pairs, length_of):
-        sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
+    for micro_batch in classifier.micro_batches(pairs, length_of):
+        sides = [pair.chosen_ids for pair in micro_batch] + [pair.rejected_ids for pair in micro_batch]
         no_prompts = [[]] * len(sides)  # prompt and answer are one text
         batch = collate_ids(no_prompts, sides, accelerator.device, pad_token_id)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}

@@ -168,9 +168,9 @@ def accumulate_gradients(token_rows: list[TokenRow], policy: Learner, batch_size
     """
     n_tokens = policy.count_tokens(token_rows)
     sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0, "ends_turn": 0.0}
-    for members in policy.micro_batches(token_rows):
-        prompt_ids = [row.prompt_ids for row in members]
-        completion_ids = [row.ids for row in members]
+    for micro_batch in policy.micro_batches(token_rows):
+        prompt_ids = [row.prompt_ids for row in micro_batch]
+        completion_ids = [row.ids for row in micro_batch]
         batch = collate_ids(prompt_ids, completion_ids, policy.accelerator.device)
         # (B, T), 0 where there is no completion token
         logprobs, entropies, likeliest = policy.logprobs(batch, extra="likeliest")

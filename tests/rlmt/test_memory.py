@@ -1,13 +1,12 @@
 """rlmt/memory.py: memory of runs that no machine of the tests could hold. test_checkpoint.py measures that
 of a small one."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import PartialState
+from launch import output_of
 from script_runs import ROOT
 from transformers import LlamaConfig, Qwen2Config
 
@@ -99,10 +98,9 @@ def test_what_does_not_fit_is_refused(exits):
     assert memory.check_memory(too_much, at_once=False)  # one after the other
 
 
-def test_a_step_of_8b_on_eight_gpus(models):
+def test_a_step_of_8b_on_eight_gpus(models, tmp_path):
     """Of tensors without values, on a group without processes; docs/gpu.md has the figures."""
-    command = [sys.executable, "tests/fake_step.py", models["Llama-3.1-8B"]]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = output_of(["tests/fake_step.py", models["Llama-3.1-8B"]], tmp_path / "output")
     weights, forward, backward, held = map(float, said.split()[-4:])
     args = SimpleNamespace(lora_r=0, load_in_4bit=False, optim="adamw", dtype="auto")
     assert held == pytest.approx(memory.Memory(args).trained(models["Llama-3.1-8B"]) / 8, rel=0.01)
