@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
-from rewards.scorer import verdict
+from rewards.scorer import correctness
 from rlmt.data import drop_if, read_prompts
 from rlmt.logs import read_completions
 from utils import fail
@@ -47,7 +47,7 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
             row.setdefault("gets_floor", False)  # an evaluation has none
             # every number that --by may name: a training run has them in its rewards, an evaluation in its verdicts
             numbers = row["rewards"] | {"reward": row["reward"], "gold": row["gold"]}
-            numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
+            numbers["correct"] = correctness(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}
             row["value"] = numbers.get(by)
             is_unscored = row["status"] != "ok" and row["value"] is None
