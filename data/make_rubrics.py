@@ -4,9 +4,9 @@
         --judge gpt-4o --budget 20 --price 2.5 10
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
-.jsonl>.replies.jsonl, so the same command continues after a stop or an outage, which leaves no --out. A prompt
-whose rubric cannot be read is left out, and so is one without a reply, as at most 1 % may be; how many is
-printed. The judge is asked about the first prompt alone, first.
+.jsonl>.replies.jsonl, so the same command continues after a stop or an outage, which leaves no --out. A
+prompt whose rubric cannot be read is left out, and so is one without a reply, as at most 1 % may be; how
+many is printed. The judge is asked about the first prompt alone, first.
 """
 
 import functools

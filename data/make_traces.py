@@ -234,7 +234,7 @@ def with_instruction(messages: list[dict], instruction: str) -> list[dict]:
 def make_traces(
     teacher: Endpoint, rows: list[dict], requests: list[dict], n: int, reasoning_field: bool
 ) -> tuple[list[dict], dict[str, list[str]], int]:
-    """Asks until there are n good traces or every prompt was asked; `requests`: one for each prompt of `rows`.
+    """Asks until there are n good traces or every prompt was asked; `requests` has one for each of `rows`.
 
     Returns the traces in the order of the prompts, the ids of the dropped prompts by reason, and how many
     were asked.
