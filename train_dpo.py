@@ -301,14 +301,13 @@ def load_data(args: Args, tokenizer, readers: list, accelerator) -> Data:
             fail(f"{said}; answers without thinking need --think-format plain, and a model of that format")
         trained_on = [{"messages": without_control(tokenizer, row["messages"])} for row in preferences]
     else:
-        prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens, readers=readers)
-        if len(prompts) < args.prompts_per_round:
-            fail(
-                f"{args.prompts}: {len(prompts)} prompts are fewer than --prompts-per-round "
-                f"{args.prompts_per_round}"
-            )
+        n_needed = max(args.prompts_per_round, 1)
+        prompts, dropped = load_prompts(
+            args.prompts, tokenizer, args.max_prompt_tokens, n_needed, readers=readers
+        )
         trained_on = prompts
-    return Data(prompts, pairs, dropped, load_held_out(args, tokenizer, trained_on, readers))
+    held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, trained_on, readers)
+    return Data(prompts, pairs, dropped, held_out)
 
 
 def prompts_of_round(prompts: list[dict], number: int, n_prompts: int, seed: int) -> list[dict]:

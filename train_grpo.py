@@ -48,7 +48,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.data import load_held_out, load_prompts, write_jsonl
 from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_importance
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
@@ -456,7 +456,10 @@ def main(args: Args) -> None:
     scorer = Scorer(
         args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
     )
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
+    prompts, dropped = load_prompts(
+        args.prompts, tokenizer, args.max_prompt_tokens, args.prompts_per_step, readers=scorer.readers
+    )
+    held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
     accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size

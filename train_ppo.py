@@ -46,7 +46,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import load_rl_prompts, write_jsonl
+from rlmt.data import load_held_out, load_prompts, write_jsonl
 from rlmt.learner import Learner, completion_columns, load_policy, n_tokens_of, pad
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
@@ -354,7 +354,10 @@ def main(args: Args) -> None:
     # --- what can be checked before a model is loaded
     tokenizer = load_policy_tokenizer(args)
     scorer = Scorer(args, args.rewards, tokenizer, accelerator, 1, args.on_bad_format, args.format_margin)
-    prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
+    prompts, dropped = load_prompts(
+        args.prompts, tokenizer, args.max_prompt_tokens, args.prompts_per_step, readers=scorer.readers
+    )
+    held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
     critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
     memory = Memory(args)
     parts = memory.rl(scorer.names, has_reference) | {"critic": memory.critic(critic_path)}

@@ -9,11 +9,13 @@ A run is one of train_grpo.py, train_ppo.py or train_dpo.py, of all its steps, o
 import json
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
-from page import read_completions
 from rewards.scorer import correctness
-from rlmt.data import read_prompts
+from rlmt.data import drop_if, read_prompts
+from rlmt.logs import read_completions
 from utils import fail
 
 
@@ -56,3 +58,41 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
         fail(f"--by {by}: no completion of {run} has it; there are {', '.join(sorted(known)) or 'none'}")
     for number, (prompt_id, completions) in enumerate(groups.items(), 1):
         yield number, {"id": prompt_id, "prompt": prompts.get(prompt_id), "completions": completions}
+
+
+def solved_prompt(group: dict, threshold: float, pass_rate: tuple[float, float]) -> dict:
+    """Returns the row of a prompt, without its id, with the share of its completions whose value is above the
+    threshold as `pass_rate`.
+
+    Raises Dropped unless that is above the first number of `pass_rate`, and at most the second.
+    """
+    drop_if(group["prompt"] is None, "no_prompt_row")
+    drop_if(not group["completions"], "not_in_run")
+    # such as an id that is the number of the row, in a file that was written anew
+    drop_if(group["prompt"]["messages"] != group["completions"][0]["messages"], "other_prompt")
+    values = [completion["value"] for completion in group["completions"] if completion["value"] is not None]
+    drop_if(not values, "no_value")
+    share = fmean(value > threshold for value in values)
+    lowest, highest = pass_rate
+    drop_if(share <= lowest, "too_hard")
+    drop_if(share > highest, "too_easy")
+    row = group["prompt"] | {"pass_rate": share}
+    del row["id"]  # the group has it
+    return row
+
+
+def best_and_worst(group: dict, margin: float) -> dict:
+    """Returns the pair of the best and the worst of a prompt's completions in good format, of equal ones the
+    first; raises Dropped unless the best is better by `margin`."""
+    drop_if(not group["completions"], "not_in_run")
+    valid = [row for row in group["completions"] if row["status"] == "ok" and row["value"] is not None]
+    drop_if(len(valid) < 2, "too_few_valid")
+    best = max(valid, key=itemgetter("value"))
+    worst = min(valid, key=itemgetter("value"))
+    drop_if(best["value"] == worst["value"], "tied_scores")
+    drop_if(best["value"] - worst["value"] < margin, "small_margin")
+    pair = {"messages": best["messages"]}
+    for side, completion in (("chosen", best), ("rejected", worst)):
+        pair[side] = completion["response"]
+        pair[f"{side}_thinking"] = completion["thinking"]
+    return pair

@@ -4,9 +4,9 @@
         --judge gpt-4o --budget 20 --price 2.5 10
 
 The rows that it writes are for `--rewards rubric:1`. Every raw reply goes to <out, without
-.jsonl>.replies.jsonl, so the same command goes on after a stop or an outage, which leaves no --out. A prompt
-whose rubric cannot be read is left out, and so is one without a reply, as at most 1 % may be; how many is
-printed. The judge is asked about the first prompt alone, first.
+.jsonl>.replies.jsonl, so the same command continues after a stop or an outage, which leaves no --out. A
+prompt whose rubric cannot be read is left out, and so is one without a reply, as at most 1 % may be; how
+many is printed. The judge is asked about the first prompt alone, first.
 """
 
 import functools
@@ -17,7 +17,7 @@ import tyro
 
 from rewards.judged import try_judge, write_rubrics
 from rlmt.data import read_rows, write_jsonl
-from rlmt.endpoint import Endpoint
+from rlmt.scorers import Who, connect
 from utils import fail, or_fail, refuse_repeated
 
 
@@ -54,16 +54,8 @@ def main(args: Args) -> None:
         fail(f"{args.out} exists; name another file with --out")
     rows = read_rows(args.prompts, "messages", "reference")
     store = args.out.with_suffix(".replies.jsonl")
-    judge = Endpoint(
-        args.judge,
-        store,
-        args.judge_url,
-        args.concurrency,
-        budget=args.budget,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
+    who = Who("endpoint", args.judge, args.judge_url)
+    judge = connect(who, store, args, concurrency=args.concurrency)
     ask = functools.partial(write_rubrics, max_tokens=args.judge_max_tokens)
     try_judge(judge, ask, rows[0], "--judge")
     if args.dry_run:

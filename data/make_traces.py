@@ -2,7 +2,7 @@
 
     python -m data.make_traces --prompts data/sft_prompts.jsonl --out data/traces.jsonl \\
         --teacher gpt-4.1-mini --budget 60 --price 0.4 1.6
-    python -m data.make_traces ... --resume      # goes on after Ctrl-C, kill -9 or the end of the budget
+    python -m data.make_traces ... --resume      # continues after Ctrl-C, kill -9 or the end of the budget
 
 The teacher is any model behind an OpenAI-compatible endpoint. It gets INSTRUCTION as its system message and
 writes a simulated thinking trace and the response in tags. The paper's teacher was asked for the same in
@@ -18,7 +18,6 @@ first. A key comes from OPENAI_API_KEY for the OpenAI API, and for another host 
 --key-env names; `vllm serve` needs none.
 """
 
-import functools
 import json
 import re
 import sys
@@ -31,6 +30,7 @@ from data.prepare import SURROGATE, count_ids
 from rlmt.chat import flaw_of_text
 from rlmt.data import Dropped, check_ids, drop_if, read_prompts, to_jsonl, write_file
 from rlmt.endpoint import Endpoint, Reply, try_endpoint
+from rlmt.scorers import Who, connect
 from utils import THINK_FORMATS, fail, or_fail, refuse_repeated, split_thinking
 
 INSTRUCTION = """\
@@ -119,7 +119,7 @@ class Args:
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars for a million tokens read and written by the teacher."""
     resume: bool = False
-    """Go on from the stored replies; replaces an existing output."""
+    """Continue from the stored replies; replaces an existing output."""
     dry_run: bool = False
     """Check arguments, prompts and teacher (by the first request), print calls, tokens and cost for the first
     --n prompts if every reply can be used at once, and stop. What is spent at most is --budget."""
@@ -159,8 +159,8 @@ def split_reply(text: str, reasoning: str | None = None) -> tuple[str, str]:
     return thinking, response
 
 
-def read_trace(row: dict, reply: Reply, args: Args) -> dict:
-    """Makes a trace row of a prompt row and the teacher's reply; raises Dropped if the reply gives none."""
+def read_trace(reply: Reply, reasoning_field: bool) -> dict:
+    """Returns thinking and response of the teacher's reply; raises Dropped if it gives no trace."""
     drop_if(reply.error.startswith("no reply"), "no_reply")
     drop_if(not reply.choice, "rejected")
     message = reply.choice["message"]
@@ -169,14 +169,14 @@ def read_trace(row: dict, reply: Reply, args: Args) -> dict:
     drop_if(marked or refuses(reply.text), "refusal")
     drop_if(finish == "length", "truncated")
     reasoning = None
-    if args.reasoning_field:
+    if reasoning_field:
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     thinking, response = split_reply(reply.text, reasoning)
     drop_if(STRAY_TAG.search(thinking + response) is not None, "tag_inside_text")
     drop_if(refuses(response), "refusal")
     drop_if(len(thinking) < MIN_THINKING, "short_thinking")
     drop_if(SURROGATE.search(thinking + response) is not None, "broken_unicode")
-    return {**row, "thinking": thinking, "response": response, "teacher": args.teacher}
+    return {"thinking": thinking, "response": response}
 
 
 # --- 2. asking
@@ -201,7 +201,6 @@ def load_prompts(path: Path) -> tuple[list[dict], list[str]]:
     return list(rows.values()), repeated_ids
 
 
-@functools.cache  # every request asks for it
 def read_instruction(path: Path | None) -> str:
     """Returns what the teacher is told; exits with 2 if a file cannot be read or does not name the four
     tags."""
@@ -232,18 +231,10 @@ def with_instruction(messages: list[dict], instruction: str) -> list[dict]:
     return [{"role": "system", "content": system}, *turns]
 
 
-def request_for(row: dict, args: Args) -> dict:
-    """Returns the request for one prompt."""
-    messages = row["messages"]
-    if not args.reasoning_field:
-        messages = with_instruction(messages, read_instruction(args.instruction))
-    return {"messages": messages, "temperature": args.temperature, "max_tokens": args.max_tokens}
-
-
 def make_traces(
-    args: Args, teacher: Endpoint, rows: list[dict]
+    teacher: Endpoint, rows: list[dict], requests: list[dict], n: int, reasoning_field: bool
 ) -> tuple[list[dict], dict[str, list[str]], int]:
-    """Asks until there are args.n good traces or every prompt was asked.
+    """Asks until there are n good traces or every prompt was asked; `requests` has one for each of `rows`.
 
     Returns the traces in the order of the prompts, the ids of the dropped prompts by reason, and how many
     were asked.
@@ -252,21 +243,20 @@ def make_traces(
     def is_readable(text: str) -> bool:
         """Raises BadReply, so that the prompt is asked again; a refusal is final."""
         if not refuses(text):
-            split_reply(text, "(not in the text)" if args.reasoning_field else None)
+            split_reply(text, "(not in the text)" if reasoning_field else None)
         return True
 
     traces: list[dict] = []
     dropped: dict[str, list[str]] = {}
     n_asked = 0
-    while len(traces) < args.n and n_asked < len(rows):
-        at_most = 16 * args.concurrency if traces else TRIAL
-        batch = rows[n_asked : n_asked + min(at_most, args.n - len(traces))]
-        n_asked += len(batch)
-        requests = [request_for(row, args) for row in batch]
-        replies = teacher.ask(requests, is_readable, MAX_REPEATS, name="teacher")
-        for row, reply in zip(batch, replies, strict=True):
+    while len(traces) < n and n_asked < len(rows):
+        at_most = 16 * teacher.concurrency if traces else TRIAL
+        batch = slice(n_asked, n_asked + min(at_most, n - len(traces)))
+        replies = teacher.ask(requests[batch], is_readable, MAX_REPEATS, name="teacher")
+        n_asked += len(replies)
+        for row, reply in zip(rows[batch], replies, strict=True):
             try:
-                traces.append(read_trace(row, reply, args))
+                traces.append(row | read_trace(reply, reasoning_field) | {"teacher": teacher.model})
             except Dropped as reason:
                 dropped.setdefault(str(reason), []).append(row["id"])
 
@@ -277,7 +267,7 @@ def make_traces(
                 f"the first reply: {seen!r}"
             )
         n_unanswered = len(dropped.get("no_reply", []))
-        if n_unanswered > max(1, args.n // 100):
+        if n_unanswered > max(1, n // 100):
             last_error = [reply.error for reply in replies if reply.error.startswith("no reply")][-1]
             fail(
                 f"{n_unanswered} prompts got no reply, more than 1 % of --n ({last_error}); "
@@ -293,40 +283,38 @@ def main(args: Args) -> None:
     # --- everything that can be wrong is checked before anything is spent
     if args.reasoning_field and args.instruction:
         fail("--reasoning-field sends the prompt alone; leave --instruction out")
-    read_instruction(args.instruction)
+    instruction = read_instruction(args.instruction)
     report_path = Path(f"{args.out}.report.json")
     store = Path(f"{args.out}.replies.jsonl")
     for path in (args.out, report_path, store):
         if path.exists() and not args.resume:
-            fail(f"{path} exists; --resume goes on from there, or choose another --out")
+            fail(f"{path} exists; --resume continues from there, or choose another --out")
     rows, repeated_ids = load_prompts(args.prompts)
     if len(rows) < args.n:
         fail(
             f"{args.prompts}: {len(rows)} different prompts cannot give --n {args.n} traces; "
             "add prompts or lower --n"
         )
-    teacher = Endpoint(
-        args.teacher,
-        store,
-        args.teacher_url,
-        args.concurrency,
-        TIMEOUT,
-        budget=args.budget,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
-    estimate = teacher.estimate([request_for(row, args) for row in rows[: args.n]])
+    requests = []
+    for row in rows:
+        messages = row["messages"]
+        if not args.reasoning_field:
+            messages = with_instruction(messages, instruction)
+        sampling = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        requests.append({"messages": messages} | sampling)
+    who = Who("endpoint", args.teacher, args.teacher_url)
+    teacher = connect(who, store, args, concurrency=args.concurrency, timeout=TIMEOUT)
+    estimate = teacher.estimate(requests[: args.n])
     print(
         f"{len(rows)} prompts; for the first {args.n}, if every reply can be used at once: {json.dumps(estimate)}",
         flush=True,
     )
-    try_endpoint(teacher, request_for(rows[0], args), "--teacher")
+    try_endpoint(teacher, requests[0], "--teacher")
     if args.dry_run:
         return
 
     # --- ask, then write
-    traces, dropped, n_asked = make_traces(args, teacher, rows)
+    traces, dropped, n_asked = make_traces(teacher, rows, requests, args.n, args.reasoning_field)
     if repeated_ids:
         dropped["duplicate_prompt"] = repeated_ids
     report = {
@@ -339,7 +327,7 @@ def main(args: Args) -> None:
         "cost": teacher.cost,
         "calls_of_this_start": teacher.calls,
         "replies": len(teacher.bodies),
-        "instruction": read_instruction(args.instruction),
+        "instruction": instruction,
         "args": vars(args),
     }
     write_file(args.out, to_jsonl(traces, ensure_ascii=False))
@@ -353,7 +341,7 @@ def main(args: Args) -> None:
     if len(traces) < args.n:
         print(
             f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; "
-            f"append more prompts to {args.prompts} and go on with --resume",
+            f"append more prompts to {args.prompts} and continue with --resume",
             file=sys.stderr,
         )
 

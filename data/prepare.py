@@ -19,11 +19,10 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 import langdetect
@@ -40,9 +39,10 @@ from rlmt.data import (
     prompt_of,
     read_prompts,
     read_source,
-    to_pair,
-    to_trace,
     to_jsonl,
+    to_pair,
+    to_prompt,
+    to_trace,
     turns_of,
     without_answer,
     write_file,
@@ -110,16 +110,7 @@ class Args:
     """Replace an existing output."""
 
 
-# --- 1. fields of a source row
-
-
-def read_field(row: dict, *names: str) -> object:
-    """Returns the first of `names` in the row that is not null; raises BadInput if all of them are
-    missing."""
-    name = first_field(row, names)
-    if not name:
-        raise BadInput(f"no field {' or '.join(names)}")
-    return row[name]
+# --- 1. what every source row has
 
 
 def source_id(row: dict) -> str | None:
@@ -134,12 +125,6 @@ def source_id(row: dict) -> str | None:
         if row.get(name) not in (None, ""):
             return str(row[name])
     return None
-
-
-def source_of(row: dict, args: Args) -> str:
-    """Returns where a row is from, as it says itself; else the name of the input."""
-    name = first_field(row, ("source", "data_source", "dataset"))
-    return str(row.get(name) or Path(args.input).name)
 
 
 def first_user_turn(messages: list[dict]) -> str | None:
@@ -165,38 +150,31 @@ def check_turns(messages: list[dict]) -> None:
     drop_if(not all(has_text), "empty_turn")
 
 
-# --- 2. one function per kind: takes a source row, returns our row without its id, raises Dropped or BadInput
+# --- 2. what a source row holds: returns the row with `messages` in our form, raises Dropped or BadInput
 
 
-def prompt_row(row: dict, args: Args) -> dict:
-    """Converts a prompt of WildChat-IF or UltraFeedback, without the answer that it may end with."""
-    return {"messages": without_answer(prompt_of(row)), "source": source_of(row, args)}
-
-
-def tulu_row(row: dict, args: Args) -> dict:
-    """Converts a Tulu 3 SFT conversation. The prompt is every turn before the last assistant turn."""
+def before_answer(row: dict) -> dict:
+    """Reads a Tulu 3 SFT conversation. The prompt is every turn before the last assistant turn."""
     messages = turns_of(row, "messages")
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     drop_if(not messages, "no_assistant_turn")
-    return {"messages": messages[:-1], "source": source_of(row, args)}
+    return row | {"messages": messages[:-1]}
 
 
-def teacher_row(row: dict, args: Args) -> dict:
-    """Converts a Tulu 3 SFT conversation of one question and its answer: the authors' scripts ask no
-    others."""
-    converted = tulu_row(row, args)
+def only_question(row: dict) -> dict:
+    """Reads a Tulu 3 SFT conversation of one question and its answer: the authors' scripts ask no others."""
     roles = [message["role"] for message in row["messages"]]
+    asked = before_answer(row)
     drop_if(roles != ["user", "assistant"], "several_turns")
-    return converted
+    return asked
 
 
-def verifiable_row(row: dict, args: Args) -> dict:
-    """Converts a prompt with what a verifying reward reads.
+def verifiable(row: dict) -> dict:
+    """Reads a prompt and its answer as a text, without fields that are empty.
 
-    That is `answer`, `tests`, `instruction_id_list`, `reference` or `rubric`.
-    `ground_truth` and `solution` are read as `answer`, or as constraints. An answer with its derivation, as in GSM8K and MATH,
-    stays as it is: the reward finds the final answer in it.
+    `ground_truth` and `solution` are read as `answer`, or as constraints. An answer with its derivation, as in
+    GSM8K and MATH, stays as it is: the reward finds the final answer in it.
     """
     row = {name: row[name] for name in row if has_field(row, name)}
     question = first_field(row, ("question", "problem"))
@@ -206,26 +184,20 @@ def verifiable_row(row: dict, args: Args) -> dict:
         raise BadInput(
             f"{left_out!r} would be lost; write the whole prompt into 'prompt', in place of {question!r}"
         )
-    converted = {"messages": messages, "source": source_of(row, args)}
-    for name in ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric"):
-        if name in row:
-            converted[name] = row[name]
     name = first_field(row, ("answer", "ground_truth", "solution"))
     if name and "'instruction_id':" in str(row[name]):
-        converted |= read_constraints(row[name], messages[-1]["content"])
+        row |= read_constraints(row.pop(name), messages[-1]["content"])
     elif name:
         answer = row[name]
         if isinstance(answer, list):
             drop_if(len(answer) > 1, "several_answers")
             [answer] = answer
-        converted["answer"] = str(answer)
-        has_final_answer = name != "solution" or re.search("boxed|####", converted["answer"])
+        row["answer"] = str(answer)
+        has_final_answer = name != "solution" or re.search("boxed|####", row["answer"])
         drop_if(not has_final_answer, "solution_without_final_answer")
         # Tulu 3 names functions of its own training code here
-        drop_if("func_name" in converted["answer"], "constraint_of_another_verifier")
-    # one of them has to be there
-    read_field(converted, "answer", "tests", "instruction_id_list", "reference", "rubric")
-    return converted
+        drop_if("func_name" in row["answer"], "constraint_of_another_verifier")
+    return row | {"messages": messages}
 
 
 def read_constraints(text: str, prompt: str) -> dict:
@@ -250,8 +222,8 @@ def read_constraints(text: str, prompt: str) -> dict:
     return fields
 
 
-def pair_row(row: dict, args: Args) -> dict:
-    """Converts a pair, in any form that to_pair reads.
+def different_pair(row: dict) -> dict:
+    """Reads a pair, in any form that to_pair reads, of two different answers.
 
     If both have a score, a tie or a reversed order is not a preference and is dropped.
     """
@@ -267,138 +239,152 @@ def pair_row(row: dict, args: Args) -> dict:
             raise BadInput(f"score_chosen, score_rejected: {error}") from error
         drop_if(margin == 0, "tied_scores")
         drop_if(margin < 0, "reversed_scores")
-    names = ("messages", "chosen", "rejected", "chosen_thinking", "rejected_thinking")
-    return {name: pair[name] for name in names if name in pair}
+    return pair
 
 
-def trace_row(row: dict, args: Args) -> dict:
-    """Converts a trace, in any form that to_trace reads."""
+def whole_trace(row: dict) -> dict:
+    """Reads a trace, in any form that to_trace reads, with both parts and without tags in them."""
     trace = to_trace(row)
     thinking = trace["thinking"]
     response = trace["response"]
     drop_if(not response.strip(), "empty_response")
     drop_if(not thinking.strip(), "empty_thinking")
     drop_if(any(tag in thinking + response for tag in TAGS), "tag_inside_text")
-    teacher = row.get("teacher") or args.teacher
-    if not teacher:
-        raise BadInput("no field teacher; add it, or --teacher")
-    return {"messages": trace["messages"], "thinking": thinking, "response": response, "teacher": teacher}
+    return trace
 
 
-def run_prompt_row(row: dict, args: Args) -> dict:
-    """Keeps the row of a prompt that some completions of a run solve, but not too many; adds `pass_rate`."""
-    drop_if(row["prompt"] is None, "no_prompt_row")
-    drop_if(not row["completions"], "not_in_run")
-    # such as an id that is the number of the row, in a file that was written anew
-    drop_if(row["prompt"]["messages"] != row["completions"][0]["messages"], "other_prompt")
-    values = [completion["value"] for completion in row["completions"] if completion["value"] is not None]
-    drop_if(not values, "no_value")
-    pass_rate = fmean(value > args.threshold for value in values)
-    lowest, highest = args.pass_rate
-    drop_if(pass_rate <= lowest, "too_hard")
-    drop_if(pass_rate > highest, "too_easy")
-    converted = row["prompt"] | {"pass_rate": pass_rate}
-    del converted["id"]  # `convert` sets it
-    return converted
-
-
-def run_pair_row(row: dict, args: Args) -> dict:
-    """Pairs the best with the worst of a prompt's completions in good format; of equal ones the first."""
-    drop_if(not row["completions"], "not_in_run")
-    valid = [one for one in row["completions"] if one["status"] == "ok" and one["value"] is not None]
-    drop_if(len(valid) < 2, "too_few_valid")
-    best = max(valid, key=itemgetter("value"))
-    worst = min(valid, key=itemgetter("value"))
-    drop_if(best["value"] == worst["value"], "tied_scores")
-    drop_if(best["value"] - worst["value"] < args.margin, "small_margin")
-    pair = {"messages": best["messages"]}
-    for side, completion in (("chosen", best), ("rejected", worst)):
-        pair[side] = completion["response"]
-        pair[f"{side}_thinking"] = completion["thinking"]
-    return pair_row(pair, args)
-
-
-def task_row(row: dict, args: Args) -> dict:
-    """Converts a WildBench task: the conversation, its checklist, tags, and answers of reference models."""
-    references = read_field(row, "references")
+def benchmark_task(row: dict) -> dict:
+    """Reads a WildBench task with the reference models that answered it."""
+    references = row.get("references")
     if not isinstance(references, dict):
         raise BadInput("'references' must be {name of a model: its answer}")
-    return {
+    return row | {
         "messages": turns_of(row, first_field(row, ("conversation_input",)) or "messages"),
-        "checklist": read_field(row, "checklist"),
-        "primary_tag": read_field(row, "primary_tag"),
-        "secondary_tags": row.get("secondary_tags") or [],
         "references": {model: text for model, text in references.items() if text is not None},
     }
 
 
+# --- 3. the table of kinds
+
+
 @dataclass(frozen=True)
 class Kind:
-    convert: Callable[[dict, Args], dict]
-    noun: str  # what its rows are
-    hub: str = ""  # as `--input` names it
-    n: int | None = None  # rows to sample if there is no `--n`
-    only_english: bool = False  # needs `n`
+    noun: str
+    """What its rows are."""
+    read: Callable[[dict], dict]
+    """Finds `messages`, and what is in several places, in a source row of any form."""
+    fields: tuple[str, ...]
+    """Fields of our rows, next to `messages`; the source calls them the same, or see NAMES."""
+    hub: str = ""
+    """Data set on the hub, as `--input` names it."""
+    needs: tuple[tuple[str, ...], ...] = ()
+    """Fields of our rows, of each group at least one."""
+    n: int | None = None
+    """Rows to sample if there is no `--n`."""
+    only_english: bool = False
+    """Whether other rows are left out; needs `n`."""
+
+    def convert(self, row: dict, defaults: dict) -> dict:
+        """Returns our row of a source row, without an id; raises Dropped or BadInput.
+
+        `defaults`: values of fields that are empty.
+        """
+        found = self.read(row)
+        converted = {"messages": found["messages"]}
+        for name in self.fields:
+            value = found.get(first_field(found, NAMES.get(name, (name,))))
+            if name in defaults:
+                value = value or defaults[name]
+            if value is not None:
+                converted[name] = value
+        for names in self.needs:
+            if not first_field(converted, names):
+                remedy = "add it, or --teacher" if "teacher" in names else "add it"
+                raise BadInput(f"no field {' or '.join(names)}; {remedy}")
+        return converted
 
 
+NAMES = {"source": ("source", "data_source", "dataset")}
+PROMPT = ("source",)
+PAIR = ("chosen", "rejected", "chosen_thinking", "rejected_thinking")
+VERIFIED = ("tests", "entry_point", "instruction_id_list", "kwargs", "reference", "rubric", "answer")
+ULTRAFEEDBACK = "HuggingFaceH4/ultrafeedback_binarized:train_prefs"
+TULU3 = "allenai/tulu-3-sft-mixture"
 KINDS = {
-    "wildchat-if": Kind(prompt_row, "prompt", "allenai/tulu-3-wildchat-if-on-policy-8b"),
-    "ultrafeedback": Kind(prompt_row, "prompt", "HuggingFaceH4/ultrafeedback_binarized:train_prefs"),
-    "ultrafeedback-pairs": Kind(pair_row, "pair", "HuggingFaceH4/ultrafeedback_binarized:train_prefs"),
-    "tulu3-random": Kind(tulu_row, "prompt", "allenai/tulu-3-sft-mixture", n=7560),  # paper table 7
-    "tulu3-teacher": Kind(teacher_row, "prompt", "allenai/tulu-3-sft-mixture", n=7500, only_english=True),
-    "verifiable": Kind(verifiable_row, "prompt", "openai/gsm8k:main:train"),
-    "skywork": Kind(pair_row, "pair", "Skywork/Skywork-Reward-Preference-80K-v0.2"),
-    "traces": Kind(trace_row, "trace", "princeton-nlp/gemini_2.5_flash_0417_sft-data"),
-    "wildbench": Kind(task_row, "task", "allenai/WildBench:v2:test"),
-    "from-run": Kind(run_prompt_row, "prompt"),
-    "from-run-pairs": Kind(run_pair_row, "pair"),
+    "wildchat-if": Kind("prompt", to_prompt, PROMPT, "allenai/tulu-3-wildchat-if-on-policy-8b"),
+    "ultrafeedback": Kind("prompt", to_prompt, PROMPT, ULTRAFEEDBACK),
+    "ultrafeedback-pairs": Kind("pair", different_pair, PAIR, ULTRAFEEDBACK),
+    "tulu3-random": Kind("prompt", before_answer, PROMPT, TULU3, n=7560),  # paper table 7
+    "tulu3-teacher": Kind("prompt", only_question, PROMPT, TULU3, n=7500, only_english=True),
+    "verifiable": Kind(
+        "prompt",
+        verifiable,
+        ("source", *VERIFIED),
+        "openai/gsm8k:main:train",
+        needs=(("answer", "tests", "instruction_id_list", "reference", "rubric"),),
+    ),
+    "skywork": Kind("pair", different_pair, PAIR, "Skywork/Skywork-Reward-Preference-80K-v0.2"),
+    "traces": Kind(
+        "trace",
+        whole_trace,
+        ("thinking", "response", "teacher"),
+        "princeton-nlp/gemini_2.5_flash_0417_sft-data",
+        needs=(("teacher",),),
+    ),
+    "wildbench": Kind(
+        "task",
+        benchmark_task,
+        ("checklist", "primary_tag", "secondary_tags", "references"),
+        "allenai/WildBench:v2:test",
+        needs=(("checklist",), ("primary_tag",)),
+    ),
+    "from-run": Kind("prompt", to_prompt, ()),  # its rows are read by from_run.solved_prompt
+    "from-run-pairs": Kind("pair", different_pair, PAIR),
 }
 
 
-# --- 3. the whole file
+# --- 4. the whole file
 
 
-def convert(args: Args) -> tuple[list[dict], dict]:
-    """Converts the rows of `args.input`; returns the rows to write, and their report."""
-    kind = KINDS[args.kind]
-    # ids would say nothing: many files count theirs from 0
-    excluded_turns = set()
-    for path in args.exclude:
-        excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
+def keep(
+    source: Iterator[tuple[int, dict]],
+    convert: Callable[[int, dict], dict],
+    noun: str,
+    excluded_turns: set[str],
+    max_characters: int | None,
+) -> tuple[list[dict], dict[str, list[str]], int]:
+    """Converts the rows of a source, and keeps those that are fit and different.
 
-    if args.kind.startswith("from-run"):
-        source = from_run.read_groups(args.input, args.by)
-    else:
-        source = read_source(args.input, "--input", args.revision)
+    Args:
+        convert: takes number and row; may raise Dropped.
+        noun: what the rows are.
+        excluded_turns: rows with one of these as their first user turn are dropped.
+        max_characters: of all turns, and of a trace's response; None: any.
 
+    Returns the rows, the ids of the dropped ones by reason, and how many rows got another id.
+    """
     rows: list[dict] = []
-    dropped: dict[str, list[str]] = {}  # ids by reason
+    dropped: dict[str, list[str]] = {}
     ids = set()
     hashes = set()
-    n_in = 0
     n_renamed = 0
-    for number, source_row in source:
-        n_in += 1
+    for n_in, (number, source_row) in enumerate(source, 1):
         row_id = source_id(source_row)
         try:
-            row = kind.convert(source_row, args)
+            row = convert(number, source_row)
             # without dates, languages and whatever else a source says of a turn
             row["messages"] = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
             check_turns(row["messages"])
             texts = {key: value for key, value in row.items() if key not in ("source", "teacher")}
             text = json.dumps(texts, ensure_ascii=False)  # what makes a row different from others
-            n_characters = sum(len(turn["content"]) for turn in row["messages"]) + len(
-                row.get("response", "")
-            )
             row_hash = hashlib.sha1(text.encode(errors="surrogatepass")).hexdigest()[:16]
             row_id = row_id or row_hash
+            n_characters = sum(len(turn["content"]) for turn in row["messages"])
+            n_characters += len(row.get("response", ""))
             drop_if(SURROGATE.search(text) is not None, "broken_unicode")
             drop_if(first_user_turn(row["messages"]) in excluded_turns, "excluded_prompt")
-            drop_if(n_characters > (args.max_characters or n_characters), "too_long")
-            drop_if(row_hash in hashes, f"duplicate_{kind.noun}")
-        except BadInput as error:
-            fail_at(args.input, number, source_row, error)
+            drop_if(n_characters > (max_characters or n_characters), "too_long")
+            drop_if(row_hash in hashes, f"duplicate_{noun}")
         except Dropped as reason:
             dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
             continue
@@ -409,27 +395,7 @@ def convert(args: Args) -> tuple[list[dict], dict]:
         ids.add(row_id)
         hashes.add(row_hash)
         rows.append({"id": row_id, **row})
-
-    if args.n:
-        rows = sample(rows, args.n, args.seed, kind.only_english, dropped)
-    if args.kind == "from-run" and args.by_difficulty:
-        rows.sort(key=itemgetter("pass_rate"), reverse=True)
-    if len(rows) < (args.n or 1):
-        found = f"{n_in} rows in, {len(rows)} usable, {args.n or 1} wanted (dropped: {count_ids(dropped)})"
-        fail(f"{args.input}: {found}")
-    report = {
-        "n_in": n_in,
-        "n_out": len(rows),
-        "dropped": count_ids(dropped),
-        "examples": {reason: dropped_ids[:5] for reason, dropped_ids in dropped.items()},
-        "renamed_ids": n_renamed,
-        "args": vars(args),
-    }
-    return rows, report
-
-
-def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
-    return {reason: len(ids) for reason, ids in dropped.items()}
+    return rows, dropped, n_renamed
 
 
 def sample(
@@ -459,31 +425,35 @@ def sample(
     return kept
 
 
+def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
+    return {reason: len(ids) for reason, ids in dropped.items()}
+
+
 def is_english(text: str) -> bool:
-    """Tells whether langdetect calls a text English; a text without letters has no language."""
+    """Returns whether langdetect calls a text English; a text without letters has no language."""
     try:
         return langdetect.detect(text) == "en"
     except langdetect.LangDetectException:
         return False
 
 
-def write_folder(args: Args) -> None:
+def write_model(out: Path, source: str | None, revision: str | None) -> None:
     """Writes the folder of smollm2; raises BadInput if its source cannot be read."""
     from data import smollm2  # transformers is slow to import, and rows do not need it
 
-    part = args.out.with_name(args.out.name + ".part")  # gets the right name when it is whole
+    part = out.with_name(out.name + ".part")  # gets the right name when it is whole
     shutil.rmtree(part, ignore_errors=True)
-    smollm2.make_folder(args.input, args.revision, part)
+    smollm2.make_folder(source, revision, part)
     made = {path.name for path in part.iterdir()}
-    if args.out.exists():
-        others = [path.name for path in args.out.iterdir() if path.name not in made]
+    if out.exists():
+        others = [path.name for path in out.iterdir() if path.name not in made]
         if others:
             fail(
-                f"--overwrite: {args.out} holds more than {args.kind} ({', '.join(others[:3])}); name a folder of its own"
+                f"--overwrite: {out} holds more than smollm2 ({', '.join(others[:3])}); name a folder of its own"
             )
-        shutil.rmtree(args.out)
-    part.rename(args.out)
-    print(f"-> {args.out}")
+        shutil.rmtree(out)
+    part.rename(out)
+    print(f"-> {out}")
 
 
 def main(args: Args) -> None:
@@ -495,20 +465,61 @@ def main(args: Args) -> None:
     if args.kind not in KINDS:
         if args.exclude or args.n or args.max_characters:
             fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --max-characters")
-        or_fail(write_folder, args)
+        or_fail(write_model, args.out, args.input, args.revision)
         return
 
+    # --- convert
     kind = KINDS[args.kind]
-    args = replace(args, input=args.input or kind.hub, n=args.n or kind.n)
-    if not args.input:
+    name = args.input or kind.hub
+    if not name:
         fail(f"{args.kind} has no hub data set; give --input FILE")
-    rows, report = convert(args)
+    # ids would say nothing: many files count theirs from 0
+    excluded_turns = set()
+    for path in args.exclude:
+        excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
+    if args.kind.startswith("from-run"):
+        source = from_run.read_groups(name, args.by)
+    else:
+        source = read_source(name, "--input", args.revision)
+    defaults = {"source": Path(name).name, "teacher": args.teacher, "secondary_tags": []}
+
+    def convert(number: int, source_row: dict) -> dict:
+        try:
+            row = source_row
+            if args.kind == "from-run":
+                return from_run.solved_prompt(row, args.threshold, args.pass_rate)
+            if args.kind == "from-run-pairs":
+                row = from_run.best_and_worst(row, args.margin)
+            return kind.convert(row, defaults)
+        except BadInput as error:
+            fail_at(name, number, source_row, error)
+
+    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns, args.max_characters)
+    n_in = len(rows) + sum(count_ids(dropped).values())
+    n = args.n or kind.n
+    if n:
+        rows = sample(rows, n, args.seed, kind.only_english, dropped)
+    if args.kind == "from-run" and args.by_difficulty:
+        rows.sort(key=itemgetter("pass_rate"), reverse=True)
+    if len(rows) < (n or 1):
+        found = f"{n_in} rows in, {len(rows)} usable, {n or 1} wanted (dropped: {count_ids(dropped)})"
+        fail(f"{name}: {found}")
+
+    # --- write
+    report = {
+        "n_in": n_in,
+        "n_out": len(rows),
+        "dropped": count_ids(dropped),
+        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
+        "renamed_ids": n_renamed,
+        "args": vars(args) | {"input": name, "n": n},
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_file(args.out, to_jsonl(rows, ensure_ascii=False))
     write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
-    print(f"{args.input}: {report['n_in']} rows in, {report['n_out']} out -> {args.out}")
-    for reason, n_dropped in report["dropped"].items():
-        print(f"  dropped {n_dropped:7d}  {reason}  (first: {', '.join(report['examples'][reason][:2])})")
+    print(f"{name}: {n_in} rows in, {len(rows)} out -> {args.out}")
+    for reason, ids in dropped.items():
+        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
 
 
 if __name__ == "__main__":

@@ -4,22 +4,21 @@ set -euo pipefail
 : "${RESULTS:=results/toy}" "${LAUNCH:=python}"
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 # one core per command; nothing is downloaded
 GOLD_FLAGS= # every run here has a gold of its own
-SUMS="--preset toy --prompts data/toy/sums_prompts.jsonl --steps 20 --gold data/toy/sums.py:gold"
-CODE="--preset toy --prompts data/toy/code_prompts.jsonl --steps 15 --gold data/toy/programs.py:gold --rewards code:1"
+SUMS="--preset toy --prompts data/toy/sums_prompts.jsonl --steps 20 --gold data/toy/tasks.py:gold"
+CODE="--preset toy --prompts data/toy/code_prompts.jsonl --steps 15 --gold data/toy/tasks.py:gold --rewards code:1"
 RUBRICS="--preset toy --prompts data/toy/rubric_prompts.jsonl --steps 14 --judge toy-judge"
 USERS="--preset toy --steps 25"
 TASKS="python eval_wildbench.py --limit 256 --temperatures 1.0 0.0"
 . experiments/rows.sh
 
-prepare toy-sums needs toy-data python -m data.toy.sums
-prepare toy-programs needs toy-data python -m data.toy.programs
+prepare toy-tasks needs toy-data python -m data.toy.tasks
 prepare toy-users needs toy-data python -m data.toy.users
 prepare toy-judge needs toy-data python -m data.toy.judge
 
 # --- Sums, where a verifier knows what is right
-EVALUATE="$TASKS --tasks data/toy/sums_tasks.jsonl --judge data/toy/sums.py:judge"
-row rewards/toy-sft-think-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2
-row rewards/toy-sft-plain-sums needs toy-sums sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --think-format plain
+EVALUATE="$TASKS --tasks data/toy/sums_tasks.jsonl --judge data/toy/tasks.py:judge"
+row rewards/toy-sft-think-sums needs toy-tasks sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2
+row rewards/toy-sft-plain-sums needs toy-tasks sft --preset toy --traces data/toy/sums_traces.jsonl --epochs 2 --think-format plain
 row rewards/toy-rlvr-think from toy-sft-think-sums grpo $SUMS --rewards math:1
 row rewards/toy-rlvr-plain from toy-sft-plain-sums grpo $SUMS --rewards math:1 --think-format plain
 
@@ -32,18 +31,18 @@ row rewards/toy-rlvr-think-majority from toy-sft-think-sums grpo $SUMS --rewards
 row rewards/toy-rlvr-think-certainty from toy-sft-think-sums grpo $SUMS --rewards self_certainty:1
 
 # --- Rewards on steps and tokens
-row rewards/toy-rlvr-think-process from toy-sft-think-sums grpo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
+row rewards/toy-rlvr-think-process from toy-sft-think-sums grpo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/tasks.py:steps
 row rewards/toy-rlvr-think-prime from toy-sft-think-sums grpo $SUMS --rewards math:1 prime:1 --reward-args prime.learning_rate=1e-4 --scale-rewards none
 
 # --- PPO
 row rewards/toy-rlvr-think-ppo from toy-sft-think-sums ppo $SUMS --rewards math:1
-row rewards/toy-rlvr-think-ppo-process from toy-sft-think-sums ppo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/sums.py:steps
+row rewards/toy-rlvr-think-ppo-process from toy-sft-think-sums ppo $SUMS --rewards math:1 process:0.5 --reward-args process.model=data/toy/tasks.py:steps
 
 # --- Programs, which tests run
-EVALUATE="$TASKS --tasks data/toy/code_tasks.jsonl --judge data/toy/programs.py:judge"
-prepare toy-code-base makes "$RESULTS/code-base/model.safetensors" python -m data.toy.programs --base-out "$RESULTS/code-base"
-row rewards/toy-sft-think-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --model "$RESULTS/code-base"
-row rewards/toy-sft-plain-code needs toy-programs needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --think-format plain --model "$RESULTS/code-base"
+EVALUATE="$TASKS --tasks data/toy/code_tasks.jsonl --judge data/toy/tasks.py:judge"
+prepare toy-code-base makes "$RESULTS/code-base/model.safetensors" python -m data.toy.tasks --base-out "$RESULTS/code-base"
+row rewards/toy-sft-think-code needs toy-tasks needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --model "$RESULTS/code-base"
+row rewards/toy-sft-plain-code needs toy-tasks needs toy-code-base sft --preset toy --traces data/toy/code_traces.jsonl --epochs 2 --think-format plain --model "$RESULTS/code-base"
 row rewards/toy-rlvr-think-code from toy-sft-think-code grpo $CODE
 row rewards/toy-rlvr-plain-code from toy-sft-plain-code grpo $CODE --think-format plain
 

@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from rlmt.data import append_jsonl, read_log
 from rlmt.sampler import sample_completions
 from rlmt.scorers import connect, load_function, read_who
-from utils import or_fail
+from utils import fail, or_fail
 
 JUDGE_TOKENS = 4096  # of a reply, as the judge may think first
 
@@ -27,6 +27,8 @@ class Gold:
 
     def __init__(self, args, accelerator: Accelerator):
         """Exits with 2 if `args.gold` cannot measure."""
+        if args.gold_prompts and not args.gold:
+            fail("--gold-prompts needs --gold: what the completions are measured by")
         self.args = args
         self.accelerator = accelerator
         self.who = read_who(args.gold, otherwise="folder")

@@ -340,13 +340,19 @@ def check_ids(path: Path | str, rows: list[dict], what: str = "rows") -> None:
 
 
 def load_prompts(
-    path: str, tokenizer, max_prompt_tokens: int, flag: str = "--prompts", readers: list = ()
+    path: str,
+    tokenizer,
+    max_prompt_tokens: int,
+    n_needed: int = 1,
+    flag: str = "--prompts",
+    readers: list = (),
 ) -> tuple[list[dict], list[dict]]:
     """Reads the prompts to train on, and drops those that are too long or that a chat template refuses: the
     policy's, or one of `readers`, the tokenizers of reward models.
 
     Returns the prompts, their rows with `messages` without control tokens and with `prompt_ids`, and the
-    dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if none is left.
+    dropped ones {id, reason}. Prints how many were dropped or changed. Exits with 2 if fewer than `n_needed`
+    are left.
     """
     rows = read_prompts(path, flag)
     check_ids(path, rows)
@@ -374,43 +380,28 @@ def load_prompts(
     )
     if dropped:
         summary += f", the first: {dropped[0]}"
-    if not kept:
-        fail(f"{flag} {summary}: none is left")
+    if len(kept) < n_needed:
+        fail(f"{flag} {summary}: a step or a round needs {n_needed}; add prompts, or make it smaller")
     PartialState().print(summary)  # on the main process
     return kept, dropped
 
 
-def load_rl_prompts(args, tokenizer, readers: list = ()) -> tuple[list[dict], list[dict], list[dict]]:
-    """Reads the prompts of GRPO or PPO: those to train on, enough for a step, the dropped ones, and the
-    held-out ones. `readers`: see `load_prompts`."""
-    prompts, dropped = load_prompts(args.prompts, tokenizer, args.max_prompt_tokens, readers=readers)
-    if len(prompts) < args.prompts_per_step:
-        fail(
-            f"{args.prompts}: {len(prompts)} prompts; {args.prompts_per_step} are needed (--prompts-per-step)"
-        )
-    return prompts, dropped, load_held_out(args, tokenizer, prompts, readers)
-
-
-def load_held_out(args, tokenizer, prompts: list[dict], readers: list = ()) -> list[dict]:
-    """Reads the prompts of `args.gold_prompts` ([] if empty), on which checkpoints are compared.
+def load_held_out(
+    path: str, tokenizer, max_prompt_tokens: int, prompts: list[dict], readers: list = ()
+) -> list[dict]:
+    """Reads the prompts of --gold-prompts ([] for an empty path), on which checkpoints are compared.
 
     Drops what `load_prompts` drops. Exits with 2 if one is also among the training `prompts`, as
     `load_prompts` returns them.
     """
-    if not args.gold_prompts:
+    if not path:
         return []
-    if not args.gold:
-        fail("--gold-prompts needs --gold: what the completions are measured by")
-    held_out, _ = load_prompts(
-        args.gold_prompts, tokenizer, args.max_prompt_tokens, "--gold-prompts", readers
-    )
+    held_out, _ = load_prompts(path, tokenizer, max_prompt_tokens, 1, "--gold-prompts", readers)
     # by their texts, as ids differ from file to file
     trained_texts = {text_of_turns(row["messages"]) for row in prompts}
     trained = [row["id"] for row in held_out if text_of_turns(row["messages"]) in trained_texts]
     if trained:
-        fail(
-            f"--gold-prompts {args.gold_prompts}: {len(trained)} are trained on, e.g. {trained[0]}; take them out"
-        )
+        fail(f"--gold-prompts {path}: {len(trained)} are trained on, e.g. {trained[0]}; take them out")
     return held_out
 
 

@@ -135,7 +135,7 @@ def dish_fact(dish: str, rng: random.Random) -> str:
 
 
 def verdict(dish: str, avoid: str, left: int) -> str:
-    """Says whether a dish is allowed and affordable with `left` dollars."""
+    """States whether a dish is allowed and affordable with `left` dollars."""
     price, kind = toy.DISHES[dish]
     if kind == avoid:
         return f"{dish} is {kind}."
@@ -250,14 +250,14 @@ def train(
             print(f"step {step}/{steps} loss {loss:.4f}", flush=True)
 
 
-def train_base(args: Args) -> None:
+def train_base(out: Path, steps: int, batch: int, layers: int, seed: int) -> None:
     """Trains the base model on rows of 256 tokens, cut out of one stream of texts."""
     tokenizer = build_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=args.layers,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,
@@ -273,20 +273,20 @@ def train_base(args: Args) -> None:
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=0.1)
 
     def losses() -> Iterator[torch.Tensor]:
-        rng = random.Random(args.seed)
-        batch_tokens = args.batch * ROW_TOKENS
+        rng = random.Random(seed)
+        batch_tokens = batch * ROW_TOKENS
         stream = []  # token ids not yet trained on
         while True:
             while len(stream) < batch_tokens:
                 stream.append(tokenizer.eos_token_id)
                 stream += tokenizer(base_text(rng))["input_ids"]
-            ids = torch.tensor(stream[:batch_tokens]).view(args.batch, ROW_TOKENS)
+            ids = torch.tensor(stream[:batch_tokens]).view(batch, ROW_TOKENS)
             stream = stream[batch_tokens:]
             yield model(input_ids=ids, labels=ids).loss
 
-    train(model, losses(), args.steps, lr_matrix=0.02, lr_rest=2e-3)
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    train(model, losses(), steps, lr_matrix=0.02, lr_rest=2e-3)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 def extend_base(base: Path, out: Path, texts: list[str]) -> None:
@@ -346,20 +346,20 @@ def draft_batch(n_prompts: int, rng: random.Random) -> tuple[list, list, list]:
     return conversations, ratings, preferences
 
 
-def train_reward(args: Args) -> None:
+def train_reward(base: Path, out: Path, steps: int, batch: int, seed: int) -> None:
     """Trains the reward model on preferences and ratings of new drafts in every step."""
-    tokenizer = AutoTokenizer.from_pretrained(args.base, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     prepare_tokenizer(tokenizer, "think")
     model = AutoModelForSequenceClassification.from_pretrained(
-        args.base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **SAFE
+        base, num_labels=1, pad_token_id=tokenizer.pad_token_id, **SAFE
     )
     rating_heads = torch.nn.Linear(model.config.hidden_size, len(toy.ASPECTS))
     trained = torch.nn.ModuleDict({"model": model, "ratings": rating_heads})
 
     def losses() -> Iterator[torch.Tensor]:
-        rng = random.Random(f"reward-{args.seed}")
+        rng = random.Random(f"reward-{seed}")
         while True:
-            conversations, ratings, preferences = draft_batch(args.batch, rng)
+            conversations, ratings, preferences = draft_batch(batch, rng)
             ids = tokenizer.apply_chat_template(conversations, return_dict=False)
             inputs = tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
             last = inputs["attention_mask"].sum(1) - 1  # (B) position of the last token
@@ -372,15 +372,15 @@ def train_reward(args: Args) -> None:
             )
             yield preference_loss + RATING_WEIGHT * rating_loss
 
-    train(trained, losses(), args.steps, lr_matrix=0.005, lr_rest=5e-4)
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    train(trained, losses(), steps, lr_matrix=0.005, lr_rest=5e-4)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
     torch.manual_seed(args.seed)
     if args.what == "base":
-        train_base(args)
+        train_base(args.out, args.steps, args.batch, args.layers, args.seed)
     else:
-        train_reward(args)
+        train_reward(args.base, args.out, args.steps, args.batch, args.seed)

@@ -294,7 +294,7 @@ def check(order: Order, response: str) -> dict[str, bool]:
 
 
 def passes_over_a_dish(order: Order, dishes: list[str]) -> bool:
-    """Tells whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
+    """Returns whether a wish that was allowed and still affordable at its turn is not among the `dishes`."""
     left = order.budget
     for dish in order.wishes:
         price, kind = DISHES[dish]

@@ -9,7 +9,7 @@ import pytest
 from chat_server import Fault
 from test_prepare import chat
 
-from rlmt import endpoint
+from rlmt import scorers
 from rlmt.data import read_log, write_jsonl
 from data import make_traces
 from data.make_traces import Args, refuses
@@ -33,8 +33,8 @@ def world(tmp_path, monkeypatch, serve):
     """world(prompts, behave): the server and run(**arguments) -> trace rows and report, after checking what
     always holds."""
     # short waits between tries
-    short = functools.partial(endpoint.Endpoint, retries=2, backoff=0.005)
-    monkeypatch.setattr(make_traces, "Endpoint", short)
+    short = functools.partial(scorers.connect, retries=2, backoff=0.005)
+    monkeypatch.setattr(make_traces, "connect", short)
 
     def world(prompts: list[list[dict]], behave):
         lines = [{"id": f"p{i}", "messages": messages} for i, messages in enumerate(prompts)]

@@ -122,7 +122,7 @@ def toy_commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def toy_world(tmp_path_factory) -> Path:
-    """Returns a folder that looks like the repository after `python -m data.toy.world`, `data.toy.sums` and
+    """Returns a folder that looks like the repository after `python -m data.toy.world`, `data.toy.tasks` and
     `data.toy.users`, with the reward of the README in a file of its own."""
     folder = tmp_path_factory.mktemp("repository")
     toy = folder / "data" / "toy"
@@ -132,7 +132,7 @@ def toy_world(tmp_path_factory) -> Path:
             (toy / path.name).symlink_to(path)
     for module, sizes in (
         ("world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
-        ("sums", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
+        ("tasks", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
         ("users", "--n-traces 64 --n-train 32 --n-test 8"),
     ):
         command = [sys.executable, "-m", f"data.toy.{module}", "--out", str(toy), *sizes.split()]

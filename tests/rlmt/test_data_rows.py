@@ -3,13 +3,15 @@
 import gzip
 import json
 import math
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 
 from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
+from rewards.gold import Gold
+from rlmt.run import ScoreArgs
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
 
@@ -24,6 +26,12 @@ def write(path, rows):
     """Writes rows in the format that the file's name says; a string or bytes are a line as they are."""
     if path.suffix == ".parquet":
         pd.DataFrame(rows).to_parquet(path)
+        return path
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=4))  # as the authors write theirs
+        return path
+    if not path.suffix:
+        DatasetDict({"train": Dataset.from_list(rows)}).save_to_disk(path)
         return path
     lines = []
     for row in rows:
@@ -106,21 +114,50 @@ TRACES = [  # all are the trace of z and y to the question
 ]
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
-def test_forms_of_a_trace(tmp_path, name):
-    path = tmp_path / name
-    for trace in TRACES:
-        if name == "rows.json":
-            path.write_text(json.dumps([trace], indent=4))  # as the authors write theirs
-        else:
-            write(path, [trace])
-        (read,), dropped = read_traces(path)
-        found = {key: read[key] for key in ("id", "messages", "thinking", "response")}
-        assert found == {"id": "rows-0", "messages": QUESTION, "thinking": "z", "response": "y"}, trace
-        assert dropped == []
-    write(tmp_path / "text.jsonl", [{"prompt": "q", "completion": THOUGHT, "teacher": "T"}])
-    ((read,), _) = read_traces(tmp_path / "text.jsonl")
-    assert (read["messages"], read["thinking"], read["teacher"]) == ([turn("user", "q")], "z", "T")
+GOOD_ANSWER, BAD_ANSWER = turn("assistant", "good"), turn("assistant", "bad")
+PROMPTS = [  # all are the question
+    {"messages": QUESTION},
+    {"prompt": QUESTION},
+    {"messages": [*QUESTION, GOOD_ANSWER]},
+    {"prompt": QUESTION, "completion": "y"},
+]
+PAIRS = [  # all are the same pair
+    {"messages": QUESTION, "chosen": "good", "rejected": "bad"},
+    {"prompt": QUESTION, "chosen": "good", "rejected": "bad"},
+    {"prompt": QUESTION, "chosen": [GOOD_ANSWER], "rejected": [BAD_ANSWER]},
+    {"chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
+    {"prompt": "q", "chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
+    {  # UltraFeedback
+        "prompt": "q",
+        "messages": [*QUESTION, GOOD_ANSWER],
+        "chosen": [*QUESTION, GOOD_ANSWER],
+        "rejected": [*QUESTION, BAD_ANSWER],
+    },
+]
+
+
+ANSWERED = [*QUESTION, turn("assistant", THOUGHT)]
+THOUGHT_PAIRS = [  # all are the same pair of y after z, and y after z
+    {"prompt": "q", "chosen": ANSWERED, "rejected": [*QUESTION, turn("assistant", ZERO)]},  # the authors'
+    {"messages": QUESTION, "chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"},
+]
+FORMS = [  # (reader, what every row must be read as, rows)
+    (read_traces, {"messages": QUESTION, "thinking": "z", "response": "y"}, TRACES),
+    (read_pairs, {"messages": QUESTION, "chosen": "good", "rejected": "bad"}, PAIRS),
+    (read_pairs, THOUGHT_PAIRS[1], THOUGHT_PAIRS),
+    (lambda path: (read_prompts(path), []), {"messages": QUESTION}, PROMPTS + PAIRS),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json", "rows.parquet", "rows"])
+def test_forms(tmp_path, name):
+    for read, expected, rows in FORMS:
+        for row in rows:
+            (found,), dropped = read(write(tmp_path / name, [row | {"kept": "as it is"}]))
+            stem = "rows.jsonl" if name.endswith("gz") else "rows"
+            expected = expected | {"id": f"{stem}-0", "kept": "as it is"}
+            assert {key: found[key] for key in expected} == expected, row
+            assert dropped == []
 
 
 def test_answers_that_fit_no_format_are_counted(tmp_path):
@@ -148,49 +185,8 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
     ]
 
 
-GOOD_ANSWER, BAD_ANSWER = turn("assistant", "good"), turn("assistant", "bad")
-PAIRS = [  # all are the same pair
-    {"messages": QUESTION, "chosen": "good", "rejected": "bad"},
-    {"prompt": QUESTION, "chosen": "good", "rejected": "bad"},
-    {"prompt": QUESTION, "chosen": [GOOD_ANSWER], "rejected": [BAD_ANSWER]},
-    {"chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
-    {"prompt": "q", "chosen": [*QUESTION, GOOD_ANSWER], "rejected": [*QUESTION, BAD_ANSWER]},
-    {  # UltraFeedback
-        "prompt": "q",
-        "messages": [*QUESTION, GOOD_ANSWER],
-        "chosen": [*QUESTION, GOOD_ANSWER],
-        "rejected": [*QUESTION, BAD_ANSWER],
-    },
-]
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_forms_of_a_pair(tmp_path, name):
-    for pair in PAIRS:
-        (read,), dropped = read_pairs(write(tmp_path / name, [pair]))
-        assert (read["messages"], read["chosen"], read["rejected"]) == (QUESTION, "good", "bad"), pair
-        assert dropped == []
-        (prompt,) = read_prompts(tmp_path / name)  # the same rows as prompts
-        assert prompt["messages"] == QUESTION
-
-    # thinking in tags, as the authors build their pairs, or in fields of its own
-    asked = turn("user", "q")
-    tagged = {"prompt": "q", "chosen": [asked, turn("assistant", THOUGHT)]}
-    tagged["rejected"] = [asked, turn("assistant", ZERO)]
-    expected = {"chosen": "y", "rejected": "y", "chosen_thinking": "z", "rejected_thinking": "z"}
-    for pair in (tagged, expected | {"prompt": "q"}):
-        (read,), _ = read_pairs(write(tmp_path / name, [pair]))
-        assert read | expected | {"messages": [asked]} == read
-
-
-def test_forms_of_a_prompt(tmp_path, tokenizer):
+def test_prompts_that_a_chat_template_refuses(tmp_path, tokenizer):
     path = tmp_path / "p.jsonl"
-    for row in ({"messages": QUESTION}, {"prompt": QUESTION}, {"messages": [*QUESTION, GOOD_ANSWER]}):
-        (prompt,) = read_prompts(write(path, [row | {"answer": "4"}]))
-        assert (prompt["messages"], prompt["answer"]) == (QUESTION, "4")
-    (prompt,) = read_prompts(write(path, [{"prompt": "q", "completion": "y"}]))
-    assert prompt["messages"] == [turn("user", "q")]
-
     write(path, [{"prompt": "ham"}, {"messages": [turn("user", "ham"), GOOD_ANSWER]}])
     kept, _ = load_prompts(str(path), tokenizer, 100)
     assert kept[0]["prompt_ids"] == kept[1]["prompt_ids"]
@@ -245,14 +241,13 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
     assert dropped[0]["tokens"] > 300
 
-    held_out = SimpleNamespace(gold="", gold_prompts=str(path), max_prompt_tokens=400)
-    assert "--gold-prompts needs --gold" in exits(load_held_out, held_out, tokenizer, [])
-    held_out.gold = "gold.py:gold"
-    assert len(load_held_out(held_out, tokenizer, [])) == 2
-    assert "1 are trained on, e.g. short" in exits(load_held_out, held_out, tokenizer, kept)
-    held_out.max_prompt_tokens = 100
-    assert [row["id"] for row in load_held_out(held_out, tokenizer, [])] == ["short"]
-    held_out.max_prompt_tokens = 1
-    assert "0 prompts" in exits(load_held_out, held_out, tokenizer, [])
-    held_out.gold_prompts = ""
-    assert load_held_out(held_out, tokenizer, kept) == []
+    def held_out(limit: int, prompts: list = (), path: str = str(path)) -> list[dict]:
+        return load_held_out(path, tokenizer, limit, prompts)
+
+    assert len(held_out(400)) == 2
+    assert [row["id"] for row in held_out(100)] == ["short"]
+    assert "1 are trained on, e.g. short" in exits(held_out, 400, kept)
+    assert "0 prompts" in exits(held_out, 1)
+    assert held_out(400, kept, "") == []
+    assert "a step or a round needs 2" in exits(load_prompts, str(path), tokenizer, 100, 2)
+    assert "--gold-prompts needs --gold" in exits(Gold, ScoreArgs(gold_prompts="p.jsonl"), None)
