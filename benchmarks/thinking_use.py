@@ -11,20 +11,20 @@ from rlmt.learner import Policy, collate_ids, micro_batches
 from rlmt.model import load_weights
 from rlmt.sampler import Completion
 from utils import DEVICE, THINK_FORMATS, compute_dtype, fail, join_thinking
-from benchmarks import shared
 from benchmarks.scoring import mean, task_means
+from benchmarks.tested_model import TestedModel, encode
 
 METRICS = ("thinking_use", "thinking_use_same_task", "thinking_use_empty")
 TOKENS_AT_ONCE = 8192
 
 
-def check(args) -> None:
+def check(model: TestedModel) -> None:
     """Exits with 2 if the model does not run here, or marks its thinking in a way of others."""
-    if shared.is_chat(args) or shared.think_format(args) not in THINK_FORMATS:
-        fail(f"--thinking-use: {args.model} must be a folder whose think format is one of {[*THINK_FORMATS]}")
+    if model.is_chat or model.think_format not in THINK_FORMATS:
+        fail(f"--thinking-use: {model.name} must be a folder whose think format is one of {[*THINK_FORMATS]}")
 
 
-def measure(args, rows: list[dict], tasks: list[str]) -> dict:
+def measure(model: TestedModel, rows: list[dict], tasks: list[str]) -> dict:
     """Returns how many nats per response token are lost when a thinking is swapped, means over tasks.
 
     `thinking_use`: for that of the next other task; `thinking_use_same_task`: for that of another completion of
@@ -35,15 +35,15 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
         rows: generations, those of a task next to each other.
         tasks: the id of the task of each.
     """
-    think_format = shared.think_format(args)
+    think_format = model.think_format
     empty = join_thinking("", "", think_format)
     thought = []
     for task, row in zip(tasks, rows):
         if row["status"] == "ok" and row["thinking"]:
             thought.append((task, row))
     swaps = []  # (metric, task, row, the text whose thinking it gets)
-    for place, (task, row) in enumerate(thought):
-        following = thought[place + 1 :] + thought[:place]
+    for index, (task, row) in enumerate(thought):
+        following = thought[index + 1 :] + thought[:index]
         other_task = next((other["text"] for name, other in following if name != task), None)
         same_task = next((other["text"] for name, other in following if name == task), None)
         for metric, text in zip(("own", *METRICS), (row["text"], other_task, same_task, empty)):
@@ -51,7 +51,7 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
                 swaps.append((metric, task, row, text))
 
     # all at once, since the model is loaded for it
-    nats = response_nats(args, THINK_FORMATS[think_format].opens_response, [swap[2:] for swap in swaps])
+    nats = response_nats(model, THINK_FORMATS[think_format].opens_response, [swap[2:] for swap in swaps])
     own = {}
     lost = {metric: [] for metric in METRICS}
     tasks_of = {metric: [] for metric in METRICS}
@@ -69,20 +69,20 @@ def measure(args, rows: list[dict], tasks: list[str]) -> dict:
 
 
 @torch.no_grad()
-def response_nats(args, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
+def response_nats(tested: TestedModel, tag: str, pairs: list[tuple[dict, str]]) -> list[float]:
     """Returns the mean log-probability per token of each row's response after the thinking of the text."""
     if not pairs:
         return []
-    tokenizer = shared.load_model_tokenizer(args)
+    tokenizer = tested.tokenizer
     completions = []
     for row, text in pairs:
         response = row["text"].partition(tag)[2]
         thinking = "".join(text.partition(tag)[:2]).removeprefix(tokenizer.opening)  # the prompt ends with it
         start, ids = tokenizer([thinking, response], add_special_tokens=False)["input_ids"]
-        prompt_ids = shared.encode(tokenizer, row["messages"]) + start
+        prompt_ids = encode(tokenizer, row["messages"]) + start
         completions.append(Completion(row["id"], row["messages"], prompt_ids, ids))
 
-    model, _ = load_weights(AutoModelForCausalLM, args.model, dtype=compute_dtype(args.dtype))
+    model, _ = load_weights(AutoModelForCausalLM, tested.name, dtype=compute_dtype(tested.args.dtype))
     policy = Policy(model, temperature=1.0).eval().to(DEVICE)
     for members in tqdm(micro_batches(completions, TOKENS_AT_ONCE), desc="thinking use"):
         prompts = [member.prompt_ids for member in members]

@@ -8,7 +8,7 @@ import random
 import re
 from string import Formatter
 
-from benchmarks import ifeval
+from rlmt.instructions import ifeval_checkers
 
 # none contains another, as checkers also count inside of words, and no other family asks for one
 WORDS = (
@@ -167,7 +167,7 @@ MORE_CONFLICTS = {
 def conflicts() -> dict[str, set[str]]:
     """Returns, for each family, those that it cannot be drawn with; exits with 2 if nltk's data is
     missing."""
-    ifeval.ifeval_checkers()  # makes IFEval's modules importable without those of lm-eval's other tasks
+    ifeval_checkers()  # makes IFEval's modules importable without those of lm-eval's other tasks
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_CONFLICTS, conflict_make
 
     table = {name: set(INSTRUCTION_CONFLICTS[name]) for name in FAMILIES}

@@ -10,7 +10,7 @@
 | grpo | train_grpo.py with vLLM | trl.GRPOTrainer with the same vLLM, as it is and lean |
 | sft | train_sft_warmstart.py | trl.SFTTrainer, padded batches |
 | dpo | train_dpo.py --pairs | trl.DPOTrainer |
-| reward | rewards.preference.RewardModel | one forward of all texts, padded to the longest |
+| reward | rlmt.reward_model.RewardModel | one forward of all texts, padded to the longest |
 | judge | rlmt/endpoint.py | the limit: c calls in flight, each taking 1 s |
 
 Lean is without TRL's importance correction. GRPOTrainer scores as the peer of `reward` does. With --old the

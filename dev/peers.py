@@ -45,7 +45,7 @@ from transformers import (
 import trl  # each trainer is loaded when it is named first; GRPOTrainer's module loads vLLM
 
 from dev.bench import DPO_EPOCHS, SIZES, VLLM_MEMORY, Size, Work
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from utils import DEVICE, DTYPE, SAFE, compute_dtype
 
 SPECIAL_TOKENS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"]

@@ -8,7 +8,7 @@ import os
 from functools import cache
 
 from utils import fail, or_fail
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 
 # checked when this file is loaded, as the first answer is judged only after all of them are generated
 GOLD = os.environ.get("GOLD", "")

@@ -13,29 +13,14 @@ import itertools
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from string import Template
 
-from benchmarks.foreign import verdict_of
-from benchmarks.scoring import read_object
 from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
 from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
+from rlmt.verdicts import read_object, verdict_of
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
-
-
-def judge_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(
-        args.judge,
-        run / "judge.jsonl",
-        args.judge_url,
-        budget=args.budget,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
 
 
 # --- 1. what a judge reads

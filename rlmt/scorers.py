@@ -3,7 +3,7 @@
     file.py:function         a function                                  every flag
     FOLDER, hub name         a model that this machine loads             --reward-model, --gold
     local:FOLDER             a judge that this machine serves            --judge
-    MODEL, with --judge-url  a model at an endpoint                      --judge, --simulator
+    MODEL, with --judge-url  a model at an endpoint                      --judge, --simulator, --model
     judge:MODEL[@URL]        the same                                    --gold
 """
 
@@ -40,24 +40,22 @@ def read_who(word: str, url: str = "", otherwise: Literal["folder", "endpoint"] 
     return Who(otherwise, word, url)
 
 
-def connect(who: Who, store: Path, args, n_shares: int = 1):
+def connect(who: Who, store: Path, args=None, n_shares: int = 1, **settings):
     """Returns the client of an endpoint, an Endpoint; exits with 2 if it cannot be asked, as without a key.
 
     Args:
         store: the file that keeps its replies.
-        args: any RolloutArgs with a `budget`, of which this process has one of `n_shares`.
+        args: flags with `price`, `key_env`, `omit` and a `budget`, of which this process has one of `n_shares`;
+            None where nothing is paid for.
+        settings: of Endpoint, in the place of those flags or in addition to them.
     """
     from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
 
-    return Endpoint(
-        who.name,
-        store,
-        who.url,
-        budget=args.budget / n_shares,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
+    if args:
+        budget = args.budget / n_shares
+        flags = {"budget": budget, "price": args.price, "key_env": args.key_env, "omit": args.omit}
+        settings = flags | settings
+    return Endpoint(who.name, store, who.url, **settings)
 
 
 @functools.cache

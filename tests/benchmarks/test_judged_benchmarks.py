@@ -12,7 +12,8 @@ from conftest import shared as stored
 from test_benchmarks import COMMAND, score, write
 
 import eval_wildbench
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
+from benchmarks import alpacaeval2, arenahard2, creativewriting3
+from benchmarks.judge import Judge, text_of_verdict
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
 from rlmt.data import read_log, read_rows
@@ -49,11 +50,11 @@ DRAFT = '{"score": "2"} no, better'
 def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path, text, finish_reason, mark):
     body = {"message": {"content": text}, "finish_reason": finish_reason}
     server = serve(lambda text, n: (200, {"choices": [body]}))
-    args = eval_wildbench.Args(judge="j", judge_url=server.url)
-    request = shared.judge_request(args, [{"role": "user", "content": "Q"}])
-    reply = shared.ask_judge(args, [request], lambda said: read_verdict(said, "score"), tmp_path)[0]
+    judge = Judge(eval_wildbench.Args(judge="j", judge_url=server.url))
+    request = judge.request([{"role": "user", "content": "Q"}])
+    [reply] = judge.ask([request], lambda text: read_verdict(text, "score"), tmp_path)
     assert reply.value == mark and bool(reply.error) == (mark is None)
-    assert shared.said(reply) == ("" if mark is None else '{"score": "7"}')
+    assert text_of_verdict(reply) == ("" if mark is None else '{"score": "7"}')
     assert len(server.requests) == (1 if mark else 4)
 
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 
 import eval_wildbench
 from benchmarks import scoring, thinking_use, wildbench
-from benchmarks import shared as shared_code
 from benchmarks.judge_template import fill_messages
+from benchmarks.tested_model import TestedModel
 from data.toy import world as toy_world
 from page import read_rows
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt.chat import encode_prompt
 from rlmt.data import read_log, write_jsonl
 from utils import join_thinking
@@ -176,8 +176,7 @@ TASK = {
 
 
 def judge_prompt(template: str, protocol: str, mode: str, **candidates: str) -> str:
-    args = eval_wildbench.Args(mode=mode, protocol=protocol)
-    fields, _ = wildbench.judge_fields(args, TASK, **candidates)
+    fields, _ = wildbench.judge_fields(mode, protocol, TASK, **candidates)
     return fill_messages(template, fields)[0]["content"]
 
 
@@ -224,7 +223,7 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     ],
 )
 def test_a_verdict_is_exactly_one_choice_in_a_whole_object(text, value):
-    assert value_or_none(lambda said: wildbench.read_verdict(said, "reward"), text) == value
+    assert value_or_none(lambda reply: wildbench.read_verdict(reply, "reward"), text) == value
 
 
 # --- whole runs
@@ -338,10 +337,11 @@ def test_thinking_use_is_what_a_naive_loop_finds(opening, tmp_path):
         rows.append(row | {"status": "ok"})
     rows[3]["status"] = "no_close"
     args = eval_wildbench.Args(model="data/toy/base", think_format="zero_think", dtype="float32")
-    template = shared_code.load_model_tokenizer(args).chat_template
+    template = TestedModel(args).tokenizer.chat_template
     (tmp_path / "template").write_text(template + "{% if add_generation_prompt %}" + opening + "{% endif %}")
     args.chat_template = str(tmp_path / "template")
-    tokenizer = shared_code.load_model_tokenizer(args)
+    tested = TestedModel(args)
+    tokenizer = tested.tokenizer
     assert tokenizer.opening == opening
     model = AutoModelForCausalLM.from_pretrained("data/toy/base")
 
@@ -357,7 +357,7 @@ def test_thinking_use_is_what_a_naive_loop_finds(opening, tmp_path):
     own = [nats(row, row) for row in rows[:3]]
     lost = [own[0] - nats(rows[0], rows[2]), own[1] - nats(rows[1], rows[2]), own[2] - nats(rows[2], rows[0])]
     same = [own[0] - nats(rows[0], rows[1]), own[1] - nats(rows[1], rows[0])]
-    numbers = thinking_use.measure(args, rows, ["a", "a", "b", "c"])
+    numbers = thinking_use.measure(tested, rows, ["a", "a", "b", "c"])
     assert numbers["task_means"]["thinking_use"] == pytest.approx(
         {"a": np.mean(lost[:2]), "b": lost[2]}, abs=1e-4
     )

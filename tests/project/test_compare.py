@@ -14,7 +14,7 @@ from test_page import write
 from benchmarks.scoring import INDEX_COLUMNS, add_to_index, mean_interval
 from experiments import compare, tables
 from notebooks import style
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt.data import read_log
 from rlmt.run import digests_of
 
