@@ -52,6 +52,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
@@ -62,7 +63,7 @@ import tyro
 
 from benchmarks import authors, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
-from benchmarks.judge import Judge
+from benchmarks.judge import RETRIES, Judge, digests_of_judge
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
 from benchmarks.reward_model import Proxy, best_answers
 from benchmarks.scoring import for_summary, index_row, match_rows, row_key, withhold
@@ -105,39 +106,34 @@ class Args(JudgeFlags, AnswerFlags):
 
 
 class BenchmarkJudge(Judge):
-    """The judge of a benchmark, with the rules of --protocol.
+    """The judge of a benchmark, with the rules of --protocol; its flags are those of this script."""
 
-    `args`: the flags of this script.
-    """
-
-    def __init__(self, args: Args):
-        n_retries = 3
-        if args.protocol == "paper":  # in the authors' code the first reply counts
-            n_retries = 0
-        super().__init__(args, args.dtype, n_retries)
-        self.protocol = args.protocol
-        self.data = Path(args.data)
-        self.family = BENCHMARKS[args.name].judge
-        """Module of the benchmark; None if it has no judge."""
+    @property
+    def family(self) -> ModuleType | None:
+        """The module of the benchmark; None if it has no judge."""
+        return BENCHMARKS[self.args.name].judge
 
     def template_for(self, task: dict) -> str:
         """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled in."""
-        if not self.args.template:
-            return self.family.judge_template(task, self.protocol)
-        path = Path(self.args.template)
+        args = self.args
+        if not args.template:
+            return self.family.judge_template(task, args.protocol)
+        path = Path(args.template)
         if path.is_dir():  # a file for each category of arenahard2
             path = path / f"{task.get('category')}.txt"
-        placeholders = self.family.PLACEHOLDERS[self.protocol]
-        return read_template(str(path), placeholders, f" with --protocol {self.protocol}")
+        placeholders = self.family.PLACEHOLDERS[args.protocol]
+        return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
 
     def requests_about(self, task: dict, answer: str) -> dict[str, dict]:
         """Returns the requests about one answer, by the field of the scored row that takes the reply."""
+        args = self.args
         template = self.template_for(task)
-        options = dict(self.family.JUDGE_OPTIONS[self.protocol])
-        if self.args.judge_max_tokens and "logprobs" not in options:
-            options["max_tokens"] = self.args.judge_max_tokens
+        options = dict(self.family.JUDGE_OPTIONS[args.protocol])
+        if args.judge_max_tokens and "logprobs" not in options:
+            options["max_tokens"] = args.judge_max_tokens
+        shown = self.family.judge_fields(task, answer, Path(args.data), args.protocol)
         requests = {}
-        for name, fields in self.family.judge_fields(task, answer, self.data, self.protocol).items():
+        for name, fields in shown.items():
             requests[name] = {"messages": fill_messages(template, fields)} | options
         return requests
 
@@ -158,9 +154,9 @@ class BenchmarkJudge(Judge):
             if row["response"] is not None:
                 flat_requests += by_field.values()
         parse = self.family.parse_reply
-        if self.protocol == "official":  # the paper's code takes what marks there are
-            parse = functools.partial(parse, data=self.data)
-        replies = iter(self.ask(flat_requests, parse, run))
+        if self.args.protocol == "official":  # the paper's code takes what marks there are
+            parse = functools.partial(parse, data=Path(self.args.data))
+        replies = iter(self.ask(flat_requests, parse, run, RETRIES[self.args.protocol]))
 
         rows = []
         for row, by_field in zip(answers, requests):
@@ -168,7 +164,7 @@ class BenchmarkJudge(Judge):
             if row["response"] is not None:
                 replies_by_field = {field: next(replies) for field in by_field}
             answer = row["response"] or ""
-            fields = self.family.judged_fields(row["task"], answer, replies_by_field, self.protocol)
+            fields = self.family.judged_fields(row["task"], answer, replies_by_field, self.args.protocol)
             for reply in replies_by_field.values():
                 if reply.error:
                     fields["judge_error"] = reply.error
@@ -188,9 +184,9 @@ class Evaluation:
     def __init__(self, args: Args):
         self.args = args
         self.benchmark = BENCHMARKS[args.name]
-        self.judge = BenchmarkJudge(args)
+        self.judge = BenchmarkJudge(args, args.dtype)
         self.model = TestedModel(args)
-        self.proxy = Proxy(args.reward_model, args.reward_on, args.dtype, self.model)
+        self.proxy = Proxy(self.model)
 
     @property
     def scores_best(self) -> bool:
@@ -233,7 +229,8 @@ class Evaluation:
         tasks = []
         all_tasks = self.benchmark.load_tasks(Path(args.data))
         for position, task in enumerate(all_tasks):
-            has_baseline = task.get("baseline", True) is not None  # arenahard2 has tasks whose baseline is None
+            # arenahard2 has tasks whose baseline is None
+            has_baseline = task.get("baseline", True) is not None
             if "excluded" not in task and has_baseline:
                 tasks.append(task | {"position": position})
         if not tasks:
@@ -272,7 +269,7 @@ class Evaluation:
             args.protocol,
             self.judge.requests_if_all_answer(tasks, ""),
             tasks,
-            self.judge.digests(),
+            digests_of_judge(args.judge),
             args.max_thinking_tokens,
             *args.omit,
         ]
@@ -301,7 +298,8 @@ class Evaluation:
             self.proxy.add_rewards(answers)
             names = ("id", "temperature", "reward")
             rewards = [{name: row.get(name) for name in names} for row in answers]
-            write_jsonl(run / "verdicts.jsonl", rewards)  # of all answers; rows.jsonl has those that are scored
+            # of all answers; rows.jsonl has those that are scored
+            write_jsonl(run / "verdicts.jsonl", rewards)
         return answers
 
     def judge_and_score(self, answers: list[dict], run: Path) -> dict:
@@ -312,7 +310,7 @@ class Evaluation:
             answers = self.judge.fill_in(answers, run)
         path = run / "rows.jsonl"
         rows = [stored_row(row, self.benchmark.keys) for row in answers]
-        numbers = self.benchmark.score(rows, self.judge.data, str(path))
+        numbers = self.benchmark.score(rows, Path(self.args.data), str(path))
         with open(path, "w") as file:
             for row, result in zip(rows, numbers["rows"]):
                 file.write(json.dumps(row | result) + "\n")
@@ -390,10 +388,9 @@ def main(args: Args) -> None:
     # --- check everything before anything is generated, and estimate what the judge costs
     evaluation.check()
     tasks = evaluation.tasks
-    judge = evaluation.judge
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     run = Run(args, f"eval_{args.name}", args.model)
-    judge.check_start(run.folder, judge.requests_if_all_answer, tasks)
+    evaluation.judge.check_start(run.folder, tasks)
     if args.dry_run:
         return
     run.start()

@@ -162,9 +162,9 @@ class Evaluation:
     def __init__(self, args: Args):
         """Checks all of them; exits with 2 if one cannot be used."""
         self.args = args
-        self.judge = WildBenchJudge(args)
+        self.judge = WildBenchJudge(args, args.dtype)
         self.model = TestedModel(args)
-        self.proxy = Proxy(args.reward_model, args.reward_on, args.dtype, self.model)
+        self.proxy = Proxy(self.model)
         self.judge.check()
         self.model.check()
         references = ()
@@ -295,7 +295,7 @@ def main(args: Args) -> None:
         how_judged = f"mean reward by {args.reward_model}"
     print(f"{len(evaluation.tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     run = Run(args, "eval", args.model)
-    judge.check_start(run.folder, judge.requests_if_all_answer, evaluation.tasks)
+    judge.check_start(run.folder, evaluation.tasks)
     if args.dry_run:
         return
     run.start()

@@ -17,6 +17,8 @@ from utils import fail
 
 LOCAL_CALLS = 512  # requests to a local judge at a time
 LOCAL_TIMEOUT = 3600.0  # seconds that one may wait for its turn and its reply
+# how often a request is sent again if its reply cannot be read, by --protocol: in the authors' code the first one counts
+RETRIES = {"official": 3, "paper": 0}
 
 
 class Judge:
@@ -25,14 +27,12 @@ class Judge:
     Args:
         args: any JudgeFlags.
         dtype: that of a local judge, see utils.compute_dtype.
-        n_retries: how often a request is sent again if its reply cannot be read.
     """
 
-    def __init__(self, args, dtype: str = "auto", n_retries: int = 3):
+    def __init__(self, args, dtype: str = "auto"):
         self.args = args
         self.who = read_who(args.judge, args.judge_url)
         self.dtype = dtype
-        self.n_retries = n_retries
 
     # --- before anything is generated
 
@@ -59,20 +59,22 @@ class Judge:
         if not self.is_model:
             fail(f"{benchmark} needs --judge: a model's name, or local:FOLDER")
 
-    def check_start(self, run: Path, ask_about: Callable[[list[dict], str], list[dict]], tasks: list[dict]) -> None:
+    def requests_if_all_answer(self, tasks: list[dict], answer: str) -> list[dict]:
+        """Returns all requests if every task got this answer; none to a program. Each benchmark has its own."""
+        raise NotImplementedError
+
+    def check_start(self, run: Path, tasks: list[dict]) -> None:
         """Prints what judging costs at most, and asks the first request; exits with 2 if no reply comes.
 
-        Args:
-            run: the folder that will keep the replies.
-            ask_about: (tasks, answer) -> all requests if every task got this answer; none to a program.
+        `run`: the folder that will keep the replies.
         """
         # a word has about a token, so none is longer; a benchmark cuts it as it cuts the answers
-        requests = ask_about(tasks, "word " * self.args.max_tokens)
+        requests = self.requests_if_all_answer(tasks, "word " * self.args.max_tokens)
         if requests:
             how = "one temperature, each asked once, about --max-tokens words"
             self.print_estimate(run, requests, f"judge, estimated ({how})")
         if not self.args.generate_only:
-            self.try_first(run, ask_about(tasks[:1], TWO_LINES))
+            self.try_first(run, self.requests_if_all_answer(tasks[:1], TWO_LINES))
 
     def print_estimate(self, run: Path, requests: list[dict], name: str) -> None:
         """Prints under `name` the number of calls, and the estimated cost of those to which `run` has no reply."""
@@ -121,10 +123,16 @@ class Judge:
             served = Who("endpoint", self.who.name, url)
             yield connect(served, run / "judge.jsonl", concurrency=LOCAL_CALLS, timeout=LOCAL_TIMEOUT)
 
-    def ask(self, requests: list[dict], parse: Callable[[str], Any], run: Path) -> list[Reply]:
+    def ask(
+        self,
+        requests: list[dict],
+        parse: Callable[[str], Any],
+        run: Path,
+        n_retries: int = RETRIES["official"],
+    ) -> list[Reply]:
         """Returns the replies of a model in the order of the requests; judge.jsonl keeps all of them raw.
 
-        `parse` raises ValueError for a reply that it cannot read; the request is then asked again, `n_retries`
+        `parse` raises ValueError for a reply that it cannot read; the request is then sent again, `n_retries`
         times at most. Exits with 2 if too many requests got no reply, see `check_answered`.
         """
         if not requests:  # as where every comparison is decided without a judge
@@ -143,13 +151,10 @@ class Judge:
             read = str
         with self.open(run) as client:
             print(f"judge: {json.dumps(client.estimate(requests))}", flush=True)
-            replies = client.ask(requests, read, self.n_retries)
+            replies = client.ask(requests, read, n_retries)
         errors = [reply.error for reply in replies]
         check_answered(errors, f"--judge {self.args.judge}", self.args.max_invalid)
         return replies
-
-    def digests(self) -> list[str]:
-        return digests_of_judge(self.args.judge)
 
 
 def text_of_verdict(reply: Reply) -> str:

@@ -17,18 +17,15 @@ from utils import join_thinking, or_fail
 
 
 class Proxy:
-    """The reward model that scores the answers of a tested model.
+    """The reward model of --reward-model, if there is one, which scores the answers of a tested model.
 
-    Args:
-        path: --reward-model; empty: there is none.
-        reward_on, dtype: see RewardModel.
+    The flags of the tested model are AnswerFlags.
     """
 
-    def __init__(self, path: str, reward_on: str, dtype: str, tested: TestedModel):
-        self.path = path
-        self.reward_on = reward_on
-        self.dtype = dtype
+    def __init__(self, tested: TestedModel):
         self.tested = tested
+        self.path = tested.args.reward_model
+        self.reward_on = tested.args.reward_on
 
     @property
     def think_format(self) -> str:
@@ -49,7 +46,7 @@ class Proxy:
     def add_rewards(self, rows: list[dict]) -> None:
         """Adds the reward model's `reward` to the generation rows in good format."""
         good = [row for row in rows if row["status"] == "ok"]
-        model = RewardModel(self.path, self.reward_on, self.think_format, dtype=self.dtype)
+        model = RewardModel(self.path, self.reward_on, self.think_format, dtype=self.tested.args.dtype)
         rewards = model.score([row["messages"] for row in good], list(map(self._text_to_score, good)))
         for row, reward in zip(good, rewards):
             row["reward"] = reward

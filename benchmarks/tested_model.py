@@ -1,6 +1,7 @@
 """The model under evaluation: how it is prompted and sampled, what it answers, where its thinking ends."""
 
 import functools
+import itertools
 import json
 import re
 import sys
@@ -125,7 +126,8 @@ class TestedModel:
         tokenizer = load_tokenizer(self.name)
         template_args = read_template_args(self.args.chat_template_args)
         line = or_fail(use_as_shipped, tokenizer, self.given_format, self.args.chat_template, template_args)
-        tokenizer.asks_thinking = read_trained_as(self.name).get("ask_thinking", False)  # as train_rlver.py does
+        # as train_rlver.py does
+        tokenizer.asks_thinking = read_trained_as(self.name).get("ask_thinking", False)
         print(f"{self.name}: {line}", flush=True)
         return tokenizer
 
@@ -274,7 +276,9 @@ class TestedModel:
                     "data have changed since then; take the data of the first start, or --overwrite starts anew"
                 )
         if self.is_chat:
-            completions = self._complete_by_messages(tasks, temperature, run)
+            seeds = [self.args.seed * 1_000_003 + index for index in range(len(tasks))]  # as generate
+            answers = self.ask([task["messages"] for task in tasks], seeds, temperature, run)
+            completions = zip(tasks, answers, itertools.repeat(False))
         else:
             completions = self._complete_by_tokens(tasks, temperature, rows.keys(), run)
         for task, answer, used_up in completions:
@@ -348,13 +352,6 @@ class TestedModel:
         ):
             answer = text_of(self.tokenizer, sample), sample.finished, len(sample.ids)
             yield tasks[index], answer, sample.budget_used_up
-
-    def _complete_by_messages(self, tasks: list[dict], temperature: float, run: Path) -> Iterator[Answered]:
-        """Yields completions of all tasks."""
-        seeds = [self.args.seed * 1_000_003 + index for index in range(len(tasks))]  # as generate
-        answers = self.ask([task["messages"] for task in tasks], seeds, temperature, run)
-        for task, answer in zip(tasks, answers):
-            yield task, answer, False
 
     def ask(
         self, conversations: list[list[dict]], seeds: list[int], temperature: float, run: Path

@@ -49,7 +49,7 @@ import pandas as pd
 
 from benchmarks import shared
 from benchmarks.flags import JudgeFlags
-from benchmarks.judge import Judge
+from benchmarks.judge import Judge, digests_of_judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
 from benchmarks.scoring import mean_interval
 from rlmt.data import read_rows, write_jsonl
@@ -319,7 +319,7 @@ class TraitJudge(Judge):
             self.template("compare"),
             traits,
             [(pair["messages"], pair["baseline"]) for pair in pairs],
-            self.digests(),
+            digests_of_judge(self.args.judge),
             *self.args.omit,
         ]
         return shared.short_hash(json.dumps(contents))

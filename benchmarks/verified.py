@@ -102,6 +102,7 @@ def mmlu_redux_check(task: dict, response: str) -> dict:
 
 MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
 
+
 def load_math500(data: Path) -> list[dict]:
     tasks = load(data, "test.json*", "problem", "answer")
     for number, task in enumerate(tasks, 1):

@@ -5,6 +5,7 @@ A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `r
 "empty", "cut" or "". eval_wildbench.py says how `--protocol paper` differs from `official`.
 """
 
+import functools
 import json
 import math
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.judge import Judge
+from benchmarks.judge import RETRIES, Judge, digests_of_judge
 from benchmarks.judge_template import Placeholders, fill_messages, read_template
 from benchmarks.scoring import mean, mean_interval, shorten, task_means
 from benchmarks.reward_model import Proxy
@@ -342,30 +343,23 @@ HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # 
 class WildBenchJudge(Judge):
     """The judge of WildBench, with the rules of --mode, --protocol, --references and --orders.
 
-    `args`: the flags of eval_wildbench.py.
+    Its flags are those of eval_wildbench.py.
     """
-
-    def __init__(self, args):
-        n_retries = 3
-        if args.protocol == "paper":  # in the authors' code the first reply counts
-            n_retries = 0
-        super().__init__(args, args.dtype, n_retries)
-        self.mode = args.mode
-        self.protocol = args.protocol
 
     @property
     def headline(self) -> str:
         """The metric that is shown first."""
         if self.who.kind == "nobody":
             return "mean_reward"
-        return HEADLINES[self.mode]
+        return HEADLINES[self.args.mode]
 
     @property
     def template(self) -> str:
         """The judge's instructions; exits with 2 if those of --template do not fit the mode."""
+        mode = self.args.mode
         if not self.args.template:
-            return TEMPLATES[self.mode]
-        return read_template(self.args.template, PLACEHOLDERS[self.mode], f" with --mode {self.mode}")
+            return TEMPLATES[mode]
+        return read_template(self.args.template, PLACEHOLDERS[mode], f" with --mode {mode}")
 
     def list_verdicts(self, tasks: list[dict], answers: list[str | None], orders: str = "") -> list[dict]:
         """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
@@ -376,7 +370,8 @@ class WildBenchJudge(Judge):
         Args:
             orders: in the place of --orders.
         """
-        rng = random.Random(self.args.seed)
+        args = self.args
+        rng = random.Random(args.seed)
         verdicts = []
         for task, answer in zip(tasks, answers, strict=True):
             common = {
@@ -389,40 +384,37 @@ class WildBenchJudge(Judge):
                 answer = ""
             else:
                 common["output_len"] = len(answer)
-            if self.mode == "score":
-                shown, skipped = judge_fields(self.mode, self.protocol, task, model_output=answer)
+            if args.mode == "score":
+                shown, skipped = judge_fields("score", args.protocol, task, model_output=answer)
                 verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
                 continue
-            for name in self.args.references:
+            for name in args.references:
+                reference = task["references"][name].strip()
                 sides = "AB"
-                if (orders or self.args.orders) == "random":
+                if (orders or args.orders) == "random":
                     sides = rng.choice("AB")
                 for side in sides:
-                    verdicts.append(common | self._pair(task, answer, name, side))
+                    first, second = (answer, reference) if side == "A" else (reference, answer)
+                    shown, skipped = judge_fields(
+                        "reward", args.protocol, task, candidate_A=first, candidate_B=second
+                    )
+                    pair = {
+                        "reference": name,
+                        "model_is": side,
+                        "reference_len": len(reference),
+                        "choice": None,
+                        "shown": shown,
+                        "skipped": skipped,
+                    }
+                    verdicts.append(common | pair)
         return verdicts
-
-    def _pair(self, task: dict, answer: str, name: str, side: str) -> dict:
-        """Returns what a verdict on an answer, which is shown as `side`, and on the reference `name` has of its own."""
-        reference = task["references"][name].strip()
-        first, second = answer, reference
-        if side == "B":
-            first, second = reference, answer
-        shown, skipped = judge_fields(self.mode, self.protocol, task, candidate_A=first, candidate_B=second)
-        return {
-            "reference": name,
-            "model_is": side,
-            "reference_len": len(reference),
-            "choice": None,
-            "shown": shown,
-            "skipped": skipped,
-        }
 
     def requests_about(self, verdicts: list[dict]) -> list[dict]:
         return [self.request(fill_messages(self.template, verdict["shown"])) for verdict in verdicts]
 
     def requests_if_all_answer(self, tasks: list[dict], answer: str, orders: str = "") -> list[dict]:
         """Returns all requests if every task got this answer; none to a program."""
-        if self.mode == "program":
+        if self.args.mode == "program":
             return []
         return self.requests_about(self.list_verdicts(tasks, [answer] * len(tasks), orders))
 
@@ -432,24 +424,23 @@ class WildBenchJudge(Judge):
         The judge is not asked where `invalid` says already that there is no answer, nor about a pair that the
         board skips.
         """
+        mode = self.args.mode
         to_ask = []
         for verdict in verdicts:
-            if "invalid" not in verdict and (self.mode == "score" or not verdict["skipped"]):
+            if "invalid" not in verdict and (mode == "score" or not verdict["skipped"]):
                 to_ask.append(verdict)
-
-        def parse(text: str) -> str:
-            return read_verdict(text, self.mode)
-
-        replies = self.ask(self.requests_about(to_ask), parse, run)
+        parse = functools.partial(read_verdict, mode=mode)
+        replies = self.ask(self.requests_about(to_ask), parse, run, RETRIES[self.args.protocol])
         for verdict, reply in zip(to_ask, replies, strict=True):
-            verdict |= {VERDICT_KEYS[self.mode]: reply.value, "invalid": reply.error}
+            verdict |= {VERDICT_KEYS[mode]: reply.value, "invalid": reply.error}
 
     def score(self, verdicts: list[dict]) -> dict:
         """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards
         0."""
-        numbers = or_fail(score_verdicts, verdicts, self.mode, self.protocol, self.args.seed)
+        args = self.args
+        numbers = or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.seed)
         n_skipped = numbers["n_skipped"]
-        if self.mode == "reward" and n_skipped > self.args.max_invalid * numbers["n"]:
+        if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
             print(
                 f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
                 "1000 words; as on the board, each is worth 0, like a tie",
@@ -463,17 +454,18 @@ class WildBenchJudge(Judge):
 
         `proxy`: the reward model, which scores if nobody judges.
         """
-        judging = [self.mode, self.args.judge, [task["id"] for task in tasks]]
+        args = self.args
+        judging = [args.mode, args.judge, [task["id"] for task in tasks]]
         # a name may stand for another program, or other weights, later
-        judging.append(self.digests())
+        judging.append(digests_of_judge(args.judge))
         if self.who.kind == "nobody":
             judging.append(proxy.fingerprint())
-        if self.mode == "program":
+        if args.mode == "program":
             judging.append([[task["messages"], task.get("checklist")] for task in tasks])
         else:
-            judging += [self.protocol, *self.args.omit]
+            judging += [args.protocol, *args.omit]
             # all that a judge reads but the answer; in both orders, because the drawn ones follow from --seed
             judging.append(self.requests_if_all_answer(tasks, "", orders="both"))
-        if self.mode == "reward":
-            judging += [self.args.orders, self.args.references]
+        if args.mode == "reward":
+            judging += [args.orders, args.references]
         return short_hash(json.dumps(judging, sort_keys=True))
