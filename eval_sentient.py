@@ -229,9 +229,7 @@ def talk(
     return dialogues
 
 
-def model_turns(
-    args: Args, model: TestedModel, due: dict[int, dict], turn: int, generate: Callable
-) -> None:
+def model_turns(args: Args, model: TestedModel, due: dict[int, dict], turn: int, generate: Callable) -> None:
     """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of
     profiles."""
     seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
@@ -299,7 +297,7 @@ def check(args: Args, model: TestedModel) -> list[dict]:
         simulator=(args.simulator, "a model's name at --simulator-url, or file.py:function"),
     )
     sentient.check_judge(args)
-    use_trained_context(args, model)
+    use_trained_context(args)
     profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
     model.check()
     dialogues = [simulated_user.start(profile, args.setting) for profile in profiles]
@@ -308,9 +306,9 @@ def check(args: Args, model: TestedModel) -> list[dict]:
     return profiles
 
 
-def use_trained_context(args: Args, model: TestedModel) -> None:
+def use_trained_context(args: Args) -> None:
     """Turns on what the model was trained with: keep_thinking and ask_thinking."""
-    if model.is_chat:
+    if TestedModel(args).is_chat:
         return
     trained_as = read_trained_as(args.model)
     for name in ("keep_thinking", "ask_thinking"):

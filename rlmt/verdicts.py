@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 
+from rlmt import lm_eval_tasks
 from rlmt.foreign import FOREIGN_STYLES, split_foreign
 
 # --- 1. verdicts
@@ -93,8 +94,6 @@ def normalise_math(text: str) -> str:
 
     What they cannot read, such as one with two units, stays as it is.
     """
-    from rlmt import lm_eval_tasks  # slow to import
-
     lm_eval_tasks.prepare()
     from lm_eval.tasks.hendrycks_math.utils import strip_string
 
