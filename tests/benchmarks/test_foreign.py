@@ -151,7 +151,7 @@ COMPLETIONS = {
 }
 
 
-def tested(folder: str, **flags) -> TestedModel:
+def model_in(folder: str, **flags) -> TestedModel:
     return TestedModel(eval_benchmarks.Args(name="ifeval", model=folder, **flags))
 
 
@@ -167,17 +167,17 @@ def test_thinking_of_a_foreign_style_is_split_off(style):
 
 
 def test_what_a_template_opens_belongs_to_the_turn(folders):
-    model = tested(folders["deepseek_r1_distill"])
+    model = model_in(folders["deepseek_r1_distill"])
     assert model.whole_turn("z </think> y", True) == "<think>\nz </think> y"
     assert model.whole_turn("<think>\nz </think> y", True) == "<think>\nz </think> y"
-    assert tested(folders["qwen3"]).whole_turn("<think> z", False) == "<think> z"
+    assert model_in(folders["qwen3"]).whole_turn("<think> z", False) == "<think> z"
 
 
 def test_thinking_that_no_template_announces_ends_the_run(folders, exits):
-    model = tested(folders["qwen2_5"])
+    model = model_in(folders["qwen2_5"])
     model.check_plain("y")
     texts = {"tags": "z </think> y", "channels": f"{ANALYSIS}z{FINAL}y", "gemma": "<|channel>z<channel|>y"}
     for style, text in texts.items():
         assert f"--think-format {style}" in exits(model.check_plain, text)
-    tested(folders["qwen2_5"], think_format="plain").check_plain("z </think> y")
-    tested(folders["qwen3"]).check_plain("z </think> y")
+    model_in(folders["qwen2_5"], think_format="plain").check_plain("z </think> y")
+    model_in(folders["qwen3"]).check_plain("z </think> y")
