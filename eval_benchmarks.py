@@ -114,7 +114,8 @@ class BenchmarkJudge(Judge):
         return BENCHMARKS[self.args.name].judge
 
     def template_for(self, task: dict) -> str:
-        """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled in."""
+        """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
+        in."""
         args = self.args
         if not args.template:
             return self.family.judge_template(task, args.protocol)
@@ -217,7 +218,8 @@ class Evaluation:
             fail(f"{args.name}: its tasks are asked as they are; leave --template out")
         if self.scores_best and not args.reward_model:
             fail(
-                f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
+                f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses "
+                "the best of several"
             )
 
     def load_tasks(self) -> list[dict]:
@@ -235,7 +237,8 @@ class Evaluation:
                 tasks.append(task | {"position": position})
         if not tasks:
             fail(
-                f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see data/README.md"
+                f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see "
+                "data/README.md"
             )
         if args.limit:
             tasks = tasks[: args.limit]
@@ -256,10 +259,12 @@ class Evaluation:
         return [{"role": "user", "content": self.benchmark.prompt.format(**task)}]
 
     def make_fingerprint(self, tasks: list[dict]) -> str:
-        """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the judge.
+        """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the
+        judge.
 
-        That is the judge's name, weights if it is a local folder, its instructions, and the baseline's answers.
-        The thinking budget and the choice of the best answer count too; model, sampling and seed do not.
+        That is the judge's name, weights if it is a local folder, its instructions, and the baseline's
+        answers. The thinking budget and the choice of the best answer count too; model, sampling and seed do
+        not.
         """
         args = self.args
         content = [
@@ -319,8 +324,8 @@ class Evaluation:
         return numbers
 
     def withhold_metrics(self, numbers: dict) -> None:
-        """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of its
-        own."""
+        """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of
+        its own."""
         for part in [numbers, *numbers.values()]:
             if isinstance(part, dict) and "n_invalid" in part:
                 withhold(part, metrics_of(self.benchmark, part), self.args.max_invalid)

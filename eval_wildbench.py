@@ -85,7 +85,8 @@ class Args(JudgeFlags, AnswerFlags):
     thinking_use: bool = False
     """Also measure how many nats per token the response loses when its thinking is swapped for another."""
     mode: Literal["reward", "score", "program"] = "program"
-    """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no --reward-model."""
+    """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no
+    --reward-model."""
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     references: tuple[str, ...] = ("gpt-4",)
@@ -130,8 +131,8 @@ def check_flags(args: Args) -> None:
     )
     if not args.judge and not args.reward_model:
         fail(
-            "--judge is missing: a model's name, local:FOLDER, or file.py:function (a model also needs --mode reward or "
-            "score); or --reward-model alone"
+            "--judge is missing: a model's name, local:FOLDER, or file.py:function (a model also needs "
+            "--mode reward or score); or --reward-model alone"
         )
     is_program = read_who(args.judge).kind in ("function", "nobody")
     if is_program != (args.mode == "program"):
@@ -186,7 +187,8 @@ class Evaluation:
         return tasks, self.model.answer(tasks, temperature, run)
 
     def evaluate(self, temperature: float, run: Path) -> dict:
-        """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
+        """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the
+        numbers."""
         args = self.args
         judge = self.judge
         tasks, generations = self.answer(temperature, run)

@@ -1,4 +1,5 @@
-"""The judge of an evaluation, --judge: whom it is, whether it can be asked, what it is asked and what it replies."""
+"""The judge of an evaluation, --judge: whom it is, whether it can be asked, what it is asked and what it
+replies."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from utils import fail
 
 LOCAL_CALLS = 512  # requests to a local judge at a time
 LOCAL_TIMEOUT = 3600.0  # seconds that one may wait for its turn and its reply
-# how often a request is sent again if its reply cannot be read, by --protocol: in the authors' code the first one counts
+# how often a request is sent again if its reply cannot be read, by --protocol: in the authors' code the first
+# reply counts
 RETRIES = {"official": 3, "paper": 0}
 
 
@@ -45,7 +47,8 @@ class Judge:
         if self.who.kind == "folder":
             if not find_spec("vllm"):
                 fail(
-                    f"--judge {self.args.judge}: vLLM, which serves it, is not installed; `make setup` installs it"
+                    f"--judge {self.args.judge}: vLLM, which serves it, is not installed; `make setup` "
+                    "installs it"
                 )
             if not load_tokenizer(self.who.name).chat_template:
                 fail(f"--judge {self.args.judge} has no chat template; name an instruct model")
@@ -60,7 +63,8 @@ class Judge:
             fail(f"{benchmark} needs --judge: a model's name, or local:FOLDER")
 
     def requests_if_all_answer(self, tasks: list[dict], answer: str) -> list[dict]:
-        """Returns all requests if every task got this answer; none to a program. Each benchmark has its own."""
+        """Returns all requests if every task got this answer; none to a program. Each benchmark has its
+        own."""
         raise NotImplementedError
 
     def check_start(self, run: Path, tasks: list[dict]) -> None:
@@ -77,7 +81,8 @@ class Judge:
             self.try_first(run, self.requests_if_all_answer(tasks[:1], TWO_LINES))
 
     def print_estimate(self, run: Path, requests: list[dict], name: str) -> None:
-        """Prints under `name` the number of calls, and the estimated cost of those to which `run` has no reply."""
+        """Prints under `name` the number of calls, and the estimated cost of those to which `run` has no
+        reply."""
         estimate = {"calls": len(requests)}
         if self.who.kind == "endpoint":
             estimate = self.connect(run).estimate(requests)
@@ -103,7 +108,8 @@ class Judge:
         }
 
     def connect(self, run: Path) -> Endpoint:
-        """Returns the client of a judge at an endpoint; exits with 2 if it cannot be asked, as without a key."""
+        """Returns the client of a judge at an endpoint; exits with 2 if it cannot be asked, as without a
+        key."""
         return connect(self.who, run / "judge.jsonl", self.args, concurrency=self.args.concurrency)
 
     @contextmanager
@@ -178,7 +184,8 @@ def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
     unanswered = [error for error in errors if has_no_reply(error)]
     if len(unanswered) > max_invalid * len(errors):
         fail(
-            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks again for these "
+            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks "
+            "again for these "
             f"alone, and a larger --max-invalid takes them as invalid. The first: {unanswered[0]}"
         )
 

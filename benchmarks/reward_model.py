@@ -29,7 +29,8 @@ class Proxy:
 
     @property
     def think_format(self) -> str:
-        """The think format in which the reward model reads the answers: `think` for those of a foreign style."""
+        """The think format in which the reward model reads the answers: `think` for those of a foreign
+        style."""
         if self.tested.think_format in FOREIGN_STYLES:
             return "think"
         return self.tested.think_format
@@ -52,7 +53,8 @@ class Proxy:
             row["reward"] = reward
         if any(model.cut):
             print(
-                f"WARNING: {self.path} read {sum(model.cut)} of {len(good)} conversations without their end, as they "
+                f"WARNING: {self.path} read {sum(model.cut)} of {len(good)} conversations without their "
+                "end, as they "
                 "are longer than its context; --max-tokens keeps answers short",
                 file=sys.stderr,
             )

@@ -24,8 +24,8 @@ def require(**flags: tuple[str, str]) -> None:
 
 
 def check_stored(args, *read: str) -> None:
-    """Exits with 2 if an argument was given that stored rows do not need (they need those named in `read`), or if
-    --out, the file for their scores, may not be written; call it before they are scored."""
+    """Exits with 2 if an argument was given that stored rows do not need (they need those named in `read`),
+    or if --out, the file for their scores, may not be written; call it before they are scored."""
     given = vars(args)
     for field in fields(args):
         is_read = field.name in ("out", "overwrite", "dry_run", "max_invalid", "config", *read)
@@ -66,8 +66,8 @@ def measures_of(row: dict) -> dict[str, float | None]:
 
 
 def describe(rows: list[dict], task_ids: Iterable[str]) -> dict:
-    """Returns status counts and means of generation rows, None if no row has the value, and under `task_means`
-    those of each task."""
+    """Returns status counts and means of generation rows, None if no row has the value, and under
+    `task_means` those of each task."""
     values = defaultdict(list)
     tasks = defaultdict(list)
     for row, task_id in zip(rows, task_ids):
@@ -96,7 +96,8 @@ def save_results(run: Run, summary: dict, index: list[dict]) -> None:
     """Adds the lines to runs.csv, then writes summary.json, which marks the run as complete, and says what to
     look at.
 
-    The summary's `replied` has what the models behind endpoints call themselves, by the file of their replies.
+    The summary's `replied` has what the models behind endpoints call themselves, by the file of their
+    replies.
     """
     add_to_index(run.folder, index)
     summary["replied"] = {}

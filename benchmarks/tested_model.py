@@ -100,8 +100,8 @@ class TestedModel:
             return stored or "auto"
         if stored not in (None, self.args.think_format):
             fail(
-                f"{self.name} was trained to the format {stored!r}, not {self.args.think_format!r}; leave out "
-                "--think-format"
+                f"{self.name} was trained to the format {stored!r}, not {self.args.think_format!r}; leave "
+                "out --think-format"
             )
         return self.args.think_format
 
@@ -146,7 +146,8 @@ class TestedModel:
         if self.is_chat:
             if self.args.chat_template != "auto":
                 fail(
-                    f"--chat-template {self.args.chat_template}: the server at --model-url applies its own; start it with "
+                    f"--chat-template {self.args.chat_template}: the server at --model-url applies its "
+                    "own; start it with "
                     f"`vllm serve {self.name} --chat-template FILE`, and leave the flag out here"
                 )
             self.connect(Path())
@@ -167,13 +168,14 @@ class TestedModel:
         context = context_length(load_config(self.name))
         if longest + self.args.max_tokens > context:
             fail(
-                f"a prompt (tokens: {longest}) and --max-tokens {self.args.max_tokens} are more than the {context} tokens of "
-                f"{self.name}'s context; use less, or leave this prompt out"
+                f"a prompt (tokens: {longest}) and --max-tokens {self.args.max_tokens} are more than the "
+                f"{context} tokens of {self.name}'s context; use less, or leave this prompt out"
             )
         return prompts
 
     def check_plain(self, text: str) -> None:
-        """Exits with 2 if an answer holds thinking, and its format is `plain` only because nothing names another.
+        """Exits with 2 if an answer holds thinking, and its format is `plain` only because nothing names
+        another.
 
         The judge would read the thinking as a part of the answer.
         """
@@ -183,8 +185,10 @@ class TestedModel:
             mark = re.search(style.opens_answer, text)
             if mark:
                 fail(
-                    f"an answer of {self.name} contains {mark[0]}, but nothing says that this model thinks, so its thinking "
-                    f"would be judged; pass --think-format {name} or one of ours, or plain if the whole text is meant"
+                    f"an answer of {self.name} contains {mark[0]}, but nothing says that this model "
+                    "thinks, so its thinking "
+                    f"would be judged; pass --think-format {name} or one of ours, or plain if the whole "
+                    "text is meant"
                 )
 
     # --- how it is sampled
@@ -199,12 +203,14 @@ class TestedModel:
         limit = f"--max-thinking-tokens {self.args.max_thinking_tokens}"
         if self.is_chat:
             fail(
-                f"{limit}: {self.args.model_url} gets messages, which cannot close the thinking; --model takes a folder too"
+                f"{limit}: {self.args.model_url} gets messages, which cannot close the thinking; --model "
+                "takes a folder too"
             )
         style = style_of(self.think_format)
         if not style:
             fail(
-                f"{limit}: the think format {self.think_format!r} has no thinking; leave it out, or name --think-format"
+                f"{limit}: the think format {self.think_format!r} has no thinking; leave it out, or name "
+                "--think-format"
             )
 
         close_at = self.args.max_thinking_tokens
@@ -254,17 +260,17 @@ class TestedModel:
     def answer(self, tasks: list[dict], temperature: float, run: Path) -> list[dict]:
         """Samples a completion for each task at one temperature, and splits off its thinking.
 
-        Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits with 2
-        if one of them answers another prompt. A task to which an endpoint gives no answer, because it is too
-        long or filtered, has the status `refused` and an `error`.
+        Appends each row to generations.jsonl when it is done; keeps rows that are already there, and exits
+        with 2 if one of them answers another prompt. A task to which an endpoint gives no answer, because it
+        is too long or filtered, has the status `refused` and an `error`.
 
         Args:
             tasks: rows {id, messages}; some may have the same prompt.
 
         Returns:
-            Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens}, in
-            the order of the tasks. `n_thinking_tokens` is None behind an endpoint: its tokenizer is not known.
-            With --max-thinking-tokens `budget_used_up` is whether that closed the thinking.
+            Rows {id, temperature, messages, text, thinking, response, status, n_tokens, n_thinking_tokens},
+            in the order of the tasks. `n_thinking_tokens` is None behind an endpoint: its tokenizer is not
+            known. With --max-thinking-tokens `budget_used_up` is whether that closed the thinking.
         """
         path = run / "generations.jsonl"
         rows = {row["id"]: row for row in read_generations(path) if row["temperature"] == temperature}
@@ -272,8 +278,10 @@ class TestedModel:
             stored = rows.get(task["id"])
             if stored and stored["messages"] != task["messages"]:
                 fail(
-                    f"--resume: {path} has an answer to task {task['id']} that was given to another prompt, so the "
-                    "data have changed since then; take the data of the first start, or --overwrite starts anew"
+                    f"--resume: {path} has an answer to task {task['id']} that was given to another "
+                    "prompt, so the "
+                    "data have changed since then; take the data of the first start, or --overwrite starts "
+                    "anew"
                 )
         if self.is_chat:
             seeds = [self.args.seed * 1_000_003 + index for index in range(len(tasks))]  # as generate
@@ -323,8 +331,8 @@ class TestedModel:
     def whole_turn(self, text: str, finished: bool) -> str:
         """Returns the assistant's turn: the tag with which its chat template begins it, and a completion.
 
-        The template of a model behind an endpoint is unknown. If its format is `tags` and it was cut off before
-        </think>, the text counts as thinking, so that no judge reads thinking.
+        The template of a model behind an endpoint is unknown. If its format is `tags` and it was cut off
+        before </think>, the text counts as thinking, so that no judge reads thinking.
         """
         opening = ""
         if not self.is_chat:
@@ -358,8 +366,8 @@ class TestedModel:
     ) -> list[Answer]:
         """Returns the answers of --model-url. model.jsonl keeps its replies, so none is paid for twice.
 
-        With --seed 0 no seed is sent unless conversations are equal, because some servers know no such field. Exits
-        with 2 if too many requests got no reply, see `check_answered`.
+        With --seed 0 no seed is sent unless conversations are equal, because some servers know no such
+        field. Exits with 2 if too many requests got no reply, see `check_answered`.
         """
         different = set(map(json.dumps, conversations))
         # equal requests would share one reply
@@ -385,7 +393,8 @@ class TestedModel:
 
 
 def read_generations(path: Path) -> list[dict]:
-    """Reads the rows of an earlier start; removes those without a reply, as in an outage: they are asked again."""
+    """Reads the rows of an earlier start; removes those without a reply, as in an outage: they are asked
+    again."""
     logged = read_log(path)
     answered = [row for row in logged if not has_no_reply(row.get("error", ""))]
     if len(answered) < len(logged):

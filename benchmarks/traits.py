@@ -237,8 +237,8 @@ class TraitJudge(Judge):
     """A judge that names traits, and compares plans by them; its flags are those above."""
 
     def template(self, step: str) -> str:
-        """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled
-        in."""
+        """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be
+        filled in."""
         if self.args.template:
             return read_template(f"{self.args.template}/{step}.txt", PLACEHOLDERS[step])
         return TEMPLATES[step]

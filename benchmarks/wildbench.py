@@ -364,8 +364,8 @@ class WildBenchJudge(Judge):
     def list_verdicts(self, tasks: list[dict], answers: list[str | None], orders: str = "") -> list[dict]:
         """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
 
-        `choice` or `score` is None until the judge fills it in. Without an answer (None) it stays so: the row is
-        `invalid` and has no `output_len`.
+        `choice` or `score` is None until the judge fills it in. Without an answer (None) it stays so: the
+        row is `invalid` and has no `output_len`.
 
         Args:
             orders: in the place of --orders.
@@ -449,8 +449,8 @@ class WildBenchJudge(Judge):
         return numbers
 
     def fingerprint(self, tasks: list[dict], proxy: Proxy) -> str:
-        """Hashes everything that must be equal for two results to be comparable: how every task is judged, and
-        by whom.
+        """Hashes everything that must be equal for two results to be comparable: how every task is judged,
+        and by whom.
 
         `proxy`: the reward model, which scores if nobody judges.
         """

@@ -170,7 +170,7 @@ class Reports(ast.NodeTransformer):
         return ast.parse(f"__report__({number}, {expression})").body[0]
 
     def are_true(self, lines: str) -> bool:
-        """Tells whether each report was made, and says what is expected each time."""
+        """Returns whether each report was made, and holds what is expected each time."""
         values = defaultdict(list)
         for line in lines.splitlines():
             number, _, value = line.partition(" ")

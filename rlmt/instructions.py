@@ -53,7 +53,8 @@ class NothingIsDrawn:
 
 
 def count_words(text: str) -> int:
-    """Counts as both packages do with the NLTK of their time; newer ones take joiners and marks for letters."""
+    """Counts as both packages do with the NLTK of their time; newer ones take joiners and marks for
+    letters."""
     return len(re.findall(r"\w+", text))
 
 
@@ -152,7 +153,8 @@ def loose_variants(response: str) -> list[str]:
 
 
 def meets(text: str, checker: Callable[[str], bool]) -> bool:
-    """Tells whether a text meets an instruction; one on which its checker stops with an exception does not."""
+    """Returns whether a text meets an instruction; one on which its checker stops with an exception does
+    not."""
     try:
         return bool(checker(text))
     except TimeoutError:  # of `met_instructions`

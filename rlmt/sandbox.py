@@ -52,7 +52,7 @@ def check_can_run(unsafe_code: bool) -> None:
 
 @functools.cache
 def _needs_own_user() -> bool:
-    """Tells whether programs get a user id of their own, as no limit on processes counts root's.
+    """Returns whether programs get a user id of their own, as no limit on processes counts root's.
 
     Raises OSError if bubblewrap is missing or may not work here.
     """
