@@ -45,8 +45,8 @@ def connect(who: Who, store: Path, args=None, n_shares: int = 1, **settings):
 
     Args:
         store: the file that keeps its replies.
-        args: flags with `price`, `key_env`, `omit` and a `budget`, of which this process has one of
-        `n_shares`; None where nothing is paid for.
+        args: flags with `price`, `key_env`, `omit` and a `budget`, of which this process has one of `n_shares`;
+            None where nothing is paid for.
         settings: of Endpoint, in the place of those flags or in addition to them.
     """
     from rlmt.endpoint import Endpoint  # slow to import, and most runs ask nobody
