@@ -398,7 +398,7 @@ def main(args: Args) -> None:
     evaluation.judge.check_start(run.folder, tasks)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- generate, judge, score
     answers = evaluation.answer(run.folder)

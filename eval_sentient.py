@@ -335,7 +335,7 @@ def main(args: Args) -> None:
     Judge(args).try_first(run.folder, [sentient.strategy_request(args, dialogue)])
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- talk with each simulator
     dialogues = {}

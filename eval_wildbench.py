@@ -300,7 +300,7 @@ def main(args: Args) -> None:
     judge.check_start(run.folder, evaluation.tasks)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- generate, judge, score
     if args.generate_only:

@@ -50,7 +50,7 @@ from typing import Literal
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
 from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_ratio
-from rlmt.memory import check_memory, rl_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -300,11 +300,11 @@ def mean_weights(
 def replace_flat_groups(
     completions: list[Completion],
     draw: Callable[[list[dict]], list[Completion]],
-    unseen: list[dict],
+    chosen: list[dict],
+    prompts: list[dict],
     group_size: int,
     most_rounds: int,
     seed: tuple[int, int],
-    accelerator: Accelerator,
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
     section 3.2).
@@ -316,21 +316,23 @@ def replace_flat_groups(
     Args:
         completions: those of this process, in groups.
         draw: samples and scores groups of this process's share of prompts.
-        unseen: prompts of the run that the step does not have.
+        chosen: the prompts of the step, those of all processes.
+        prompts: all prompts of the run.
     """
+    seen = {prompt["id"] for prompt in chosen}
     n_rounds = 0
     while n_rounds < most_rounds:
         own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, group_size)
         flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
-        most_flat = max(gather_object([len(flat)]))
-        n_drawn = most_flat * accelerator.num_processes
-        if most_flat == 0 or n_drawn > len(unseen):
+        flat_counts = gather_object([len(flat)])
+        n_drawn = max(flat_counts) * len(flat_counts)
+        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
+        if n_drawn == 0 or n_drawn > len(unseen):
             break
         n_rounds += 1
         generator = np.random.default_rng((*seed, n_rounds))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
-        drawn_ids = {prompt["id"] for prompt in drawn}
-        unseen = [prompt for prompt in unseen if prompt["id"] not in drawn_ids]
+        seen.update(prompt["id"] for prompt in drawn)
         sampled = draw(drawn)
         for n, group in enumerate(flat):
             new_group = sampled[n * group_size : (n + 1) * group_size]
@@ -391,8 +393,8 @@ def accumulate_gradients(
     n_tokens = policy.count_tokens(completions)
     n_completions = len(completions) * policy.accelerator.num_processes
     sums = {}
-    for members in policy.micro_batches(completions):
-        batch = policy.collate(members)
+    for micro_batch in policy.micro_batches(completions):
+        batch = policy.collate(micro_batch)
         mask = batch["policy_mask"]
         token_weights = mean_weights(mask, loss_type, n_tokens, n_completions, max_tokens)
         logprobs, entropies = policy.logprobs(batch, entropy_gradient=bool(entropy_coef))
@@ -453,11 +455,10 @@ def main(args: Args) -> None:
         args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
     )
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
-    accelerator.print(check_memory(rl_gib(args, scorer.names, has_reference=args.beta > 0)))
+    accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size
-    needs_verdicts = args.scale_rewards == "pass_at_k"
-    scorer.check(prompts, run.folder, n_completions, args.beta > 0, needs_verdicts)
+    scorer.check(prompts, run.folder, n_completions, args.beta > 0, args.scale_rewards == "pass_at_k")
     if args.dry_run:
         return
     run.start()
@@ -471,12 +472,7 @@ def main(args: Args) -> None:
     scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
     sampler = policy_sampler(
-        args,
-        tokenizer,
-        n_completions,
-        max_tokens=args.max_completion_tokens,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        top_p=args.top_p,
+        args, tokenizer, n_completions, args.max_prompt_tokens, args.max_completion_tokens, args.top_p
     )
 
     def draw(rows: list[dict]) -> list[Completion]:
@@ -494,27 +490,23 @@ def main(args: Args) -> None:
     # --- the loop
     with run.training(learners, tokenizer, args.steps, COLUMNS, sampler, checks, measure):
         for step in run.steps():
-            metrics = {
-                "epoch": step / (len(prompts) // args.prompts_per_step),
-                "learning_rate": args.learning_rate,
-            }
+            seed = (args.seed, step - 1)
+            epoch = step / (len(prompts) // args.prompts_per_step)
+            metrics = {"epoch": epoch, "learning_rate": args.learning_rate}
 
             # 1. rollout, 2. reward
             sampler.sync(policy.model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             completions = draw(chosen)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                chosen_ids = {prompt["id"] for prompt in chosen}
-                unseen = [prompt for prompt in prompts if prompt["id"] not in chosen_ids]
-                seed = (args.seed, step - 1)
                 metrics |= replace_flat_groups(
-                    completions, draw, unseen, args.group_size, args.dynamic_sampling, seed, accelerator
+                    completions, draw, chosen, prompts, args.group_size, args.dynamic_sampling, seed
                 )
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)
             flat_P = is_flat(rewards_P_G)
-            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.pop_truncated()
-            metrics["reward/flat_groups"] = flat_P.float().mean().item()
+            metrics |= {"reward/flat_groups": flat_P.float().mean().item(), **scorer.pop_truncated()}
+            metrics |= reward_metrics(rewards_P_G, scorer.reward_name)
 
             # 3. advantage: a completion compared with those of its group
             if args.scale_rewards == "pass_at_k":
@@ -527,8 +519,9 @@ def main(args: Args) -> None:
                 # theirs, and their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
             # adds those of dense rewards; the model behind one of them, `prime`, learns here
-            is_divided = args.scale_rewards != "none"
-            metrics |= set_advantages(completions, advantages_P_G, scorer.dense, is_divided, accelerator)
+            metrics |= set_advantages(
+                completions, advantages_P_G, scorer.dense, args.scale_rewards != "none", accelerator
+            )
             run.timer.end("advantage")
 
             # 4. update, in which all processes have completions of about equal lengths
@@ -540,7 +533,7 @@ def main(args: Args) -> None:
                 policy.set_old_logprobs(completions)
             updates = []
             # the last number of the seed: `replace_flat_groups` has 1, 2, ...
-            for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+            for mini_batch in mini_batches(completions, args.updates_per_rollout, (*seed, 0)):
                 means = accumulate_gradients(
                     mini_batch,
                     policy,

@@ -403,7 +403,7 @@ def main(args: Args) -> None:
     judge.try_first(run.folder, requests or comparing)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- traits, verdicts, win rates
     if not args.traits:

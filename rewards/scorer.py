@@ -53,7 +53,8 @@ class Scorer:
         self.parts = read_parts(rewards, args.reward_args)
         self.names = list(self.parts)
         self.reward_name = "total"
-        if self.names == ["preference"] and self.parts["preference"].weight == 1:
+        of_outcome = self.parts.keys() - set(DENSE)
+        if of_outcome == {"preference"} and self.parts["preference"].weight == 1:
             self.reward_name = "preference"
         self.gold = Gold(args, accelerator)
         self.readers = []

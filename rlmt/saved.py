@@ -68,8 +68,8 @@ def generate(
     """Yields (index, sample) as completions of `prompts` (token ids) by a saved model end; see
     `saved_sampler`.
 
-    Each prompt has its seed: neither leaving out the indices in `done` nor another number of engines changes
-    a completion.
+    Each index has its seed: neither leaving out the indices in `done` nor another number of engines changes a
+    completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
     if sampling.budget:  # what closes the thinking is in the second request, which asks for no fewer tokens
