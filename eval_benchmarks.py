@@ -110,7 +110,7 @@ class BenchmarkJudge(Judge):
 
     @property
     def family(self) -> ModuleType | None:
-        """The module of the benchmark; None if it has no judge."""
+        """Returns the module of the benchmark; None if it has no judge."""
         return BENCHMARKS[self.args.name].judge
 
     def template_for(self, task: dict) -> str:
@@ -191,7 +191,7 @@ class Evaluation:
 
     @property
     def scores_best(self) -> bool:
-        """Whether the best of several answers to a task is scored, by the reward model."""
+        """Returns whether the best of several answers to a task is scored, by the reward model."""
         return self.args.samples > 1 and not self.benchmark.several_samples
 
     # --- before anything is generated

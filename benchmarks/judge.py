@@ -1,4 +1,4 @@
-"""The judge of an evaluation, --judge: whom it is, whether it can be asked, what it is asked and what it
+"""The judge of an evaluation, --judge: who it is, whether it can be asked, what it is asked and what it
 replies."""
 
 import json
@@ -40,6 +40,7 @@ class Judge:
 
     @property
     def is_model(self) -> bool:
+        """Returns whether it replies in text, to requests."""
         return self.who.kind in ("folder", "endpoint")
 
     def check(self) -> None:

@@ -29,8 +29,8 @@ class Proxy:
 
     @property
     def think_format(self) -> str:
-        """The think format in which the reward model reads the answers: `think` for those of a foreign
-        style."""
+        """Returns the think format in which the reward model reads the answers: `think` for those of a
+        foreign style."""
         if self.tested.think_format in FOREIGN_STYLES:
             return "think"
         return self.tested.think_format

@@ -58,7 +58,7 @@ class Benchmark:
 
     @property
     def has_words(self) -> bool:
-        """Whether a judge, or else the model, reads words that are not the tasks' own."""
+        """Returns whether a judge, or else the model, reads words that are not the tasks' own."""
         return self.judge is not None or self.several_samples
 
 

@@ -58,6 +58,7 @@ def read_template_args(pairs: tuple[str, ...]) -> dict:
 
 
 def count_tokens(tokenizer, text: str) -> int:
+    """Returns the number of tokens of a text."""
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -89,7 +90,7 @@ class TestedModel:
 
     @functools.cached_property
     def given_format(self) -> str:
-        """--think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
+        """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
 
         Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
         """
@@ -107,7 +108,7 @@ class TestedModel:
 
     @functools.cached_property
     def think_format(self) -> str:
-        """How the model writes thinking and answer: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
+        """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
 
         If neither flag nor model says it, it is what the chat template shows; `plain` behind an endpoint.
         """
@@ -119,7 +120,7 @@ class TestedModel:
 
     @functools.cached_property
     def tokenizer(self):
-        """The model's tokenizer, to be used as it ships; exits with 2 if that cannot be.
+        """Loads the model's tokenizer, to be used as it ships; exits with 2 if that cannot be.
 
         Prints how the model is prompted, and how its thinking is recognised.
         """
@@ -133,7 +134,7 @@ class TestedModel:
 
     @property
     def stop(self) -> str:
-        """The string at which sampling stops, apart from the end of turn; "" for foreign styles."""
+        """Returns the string at which sampling stops, apart from the end of turn; "" for foreign styles."""
         if self.think_format in FOREIGN_STYLES:
             return ""
         return THINK_FORMATS[self.think_format].stop

@@ -348,14 +348,14 @@ class WildBenchJudge(Judge):
 
     @property
     def headline(self) -> str:
-        """The metric that is shown first."""
+        """Returns the metric that is shown first."""
         if self.who.kind == "nobody":
             return "mean_reward"
         return HEADLINES[self.args.mode]
 
     @property
     def template(self) -> str:
-        """The judge's instructions; exits with 2 if those of --template do not fit the mode."""
+        """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
         mode = self.args.mode
         if not self.args.template:
             return TEMPLATES[mode]
