@@ -90,7 +90,8 @@ class TestedModel:
 
     @functools.cached_property
     def given_format(self) -> str:
-        """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that file.
+        """Returns --think-format; for `auto` what the model's think_format.json says, or `auto` without that
+        file.
 
         Exits with 2 if flag and file differ: the wrong part of an answer would be judged.
         """
@@ -108,7 +109,8 @@ class TestedModel:
 
     @functools.cached_property
     def think_format(self) -> str:
-        """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or of FOREIGN_STYLES.
+        """Returns how the model writes thinking and answer: a key of utils.THINK_FORMATS or of
+        FOREIGN_STYLES.
 
         If neither flag nor model says it, it is what the chat template shows; `plain` behind an endpoint.
         """

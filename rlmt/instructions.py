@@ -1,5 +1,5 @@
-"""Checks whether a response meets each instruction of its task, as IFEval and IFBench do: in both benchmarks, and
-in the reward `instructions`.
+"""Checks whether a response meets each instruction of its task, as IFEval and IFBench do: in both benchmarks,
+and in the reward `instructions`.
 
 IFEval's checkers are lm-eval's copy of Google's, made deterministic: for two prompts the original counts a
 random letter in place of `#` and `!`; here it is the character that was asked for. Words are counted by
