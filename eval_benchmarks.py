@@ -52,20 +52,24 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import read_rows, write_jsonl
 from rlmt.endpoint import Reply
-from rlmt.run import parse_args
+from rlmt.run import Run, parse_args
 import tyro
 
-from benchmarks import authors, reward_model, shared
+from benchmarks import authors, shared
 from benchmarks.flags import AnswerFlags, JudgeFlags
+from benchmarks.judge import RETRIES, Judge, digests_of_judge
 from benchmarks.judge_template import describe_wording, fill_messages, read_template
+from benchmarks.reward_model import Proxy, best_answers
 from benchmarks.scoring import for_summary, index_row, match_rows, row_key, withhold
-from benchmarks.table import BENCHMARKS
-from rewards import sandbox
+from benchmarks.table import BENCHMARKS, Benchmark
+from benchmarks.tested_model import TestedModel
+from rlmt import sandbox
 from utils import fail, or_fail
 
 # of the judge about an answer that is missing
@@ -98,205 +102,258 @@ class Args(JudgeFlags, AnswerFlags):
     result of every row, go into the file --out; empty: the numbers are only printed."""
 
 
-# --- 1. before anything is loaded or asked
+# --- 1. the judge
 
 
-def check_args(args: Args) -> None:
-    """Exits with 2 for arguments that do not fit the benchmark."""
-    benchmark = BENCHMARKS[args.name]
-    if benchmark.judge:
-        shared.check_model_judge(args, args.name)
-    if not benchmark.judge and (args.judge or args.protocol != "official"):
-        fail(f"{args.name} has no judge; leave --judge and --protocol out")
-    if not has_words(args.name) and args.template:
-        fail(f"{args.name}: its tasks are asked as they are; leave --template out")
-    if args.samples > 1 and not benchmark.several_samples and not args.reward_model:
-        fail(
-            f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses the best of several"
-        )
+class BenchmarkJudge(Judge):
+    """The judge of a benchmark, with the rules of --protocol; its flags are those of this script."""
 
+    @property
+    def family(self) -> ModuleType | None:
+        """Returns the module of the benchmark; None if it has no judge."""
+        return BENCHMARKS[self.args.name].judge
 
-def has_words(name: str) -> bool:
-    """Tells whether a judge, or else the model, reads words that are not the tasks' own."""
-    return BENCHMARKS[name].judge is not None or BENCHMARKS[name].several_samples
+    def template_for(self, task: dict) -> str:
+        """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
+        in."""
+        args = self.args
+        if not args.template:
+            return self.family.judge_template(task, args.protocol)
+        path = Path(args.template)
+        if path.is_dir():  # a file for each category of arenahard2
+            path = path / f"{task.get('category')}.txt"
+        placeholders = self.family.PLACEHOLDERS[args.protocol]
+        return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
 
+    def requests_about(self, task: dict, answer: str) -> dict[str, dict]:
+        """Returns the requests about one answer, by the field of the scored row that takes the reply."""
+        args = self.args
+        template = self.template_for(task)
+        options = dict(self.family.JUDGE_OPTIONS[args.protocol])
+        if args.judge_max_tokens and "logprobs" not in options:
+            options["max_tokens"] = args.judge_max_tokens
+        shown = self.family.judge_fields(task, answer, Path(args.data), args.protocol)
+        requests = {}
+        for name, fields in shown.items():
+            requests[name] = {"messages": fill_messages(template, fields)} | options
+        return requests
 
-def tasks_to_ask(args: Args) -> list[dict]:
-    """Returns the tasks that count, each with its `position` in the data.
+    def requests_if_all_answer(self, tasks: list[dict], answer: str) -> list[dict]:
+        """Returns all requests if every task got this answer; none without a judge."""
+        requests = []
+        if self.family:
+            for task in tasks:
+                requests += self.requests_about(task, answer).values()
+        return requests
 
-    Exits with 2 if there are none, or if their answers could not be scored.
-    """
-    tasks = []
-    all_tasks = BENCHMARKS[args.name].load_tasks(Path(args.data))
-    for position, task in enumerate(all_tasks):
-        has_baseline = task.get("baseline", True) is not None  # arenahard2 has tasks whose baseline is None
-        if "excluded" not in task and has_baseline:
-            tasks.append(task | {"position": position})
-    if not tasks:
-        fail(
-            f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see data/README.md"
-        )
-    if args.limit:
-        tasks = tasks[: args.limit]
-    keys = BENCHMARKS[args.name].keys
-    match_rows(
-        [row_key(task, task["position"], keys) for task in tasks], all_tasks, keys, f"--data {args.data}"
-    )
-    check = BENCHMARKS[args.name].check
-    if check:
-        check(tasks)
-    if args.template and not BENCHMARKS[args.name].judge:
-        or_fail(authors.add_prompts, Path(args.template), tasks)
-    return tasks
+    def fill_in(self, answers: list[dict], run: Path) -> list[dict]:
+        """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
+        requests = [self.requests_about(row["task"], row["response"] or "") for row in answers]
+        # all in one list, since the judge is asked many at a time; its replies come in the same order
+        flat_requests = []
+        for row, by_field in zip(answers, requests):
+            if row["response"] is not None:
+                flat_requests += by_field.values()
+        parse = self.family.parse_reply
+        if self.args.protocol == "official":  # the paper's code takes what marks there are
+            parse = functools.partial(parse, data=Path(self.args.data))
+        replies = iter(self.ask(flat_requests, parse, run, RETRIES[self.args.protocol]))
 
-
-def messages_of(args: Args, task: dict) -> list[dict]:
-    """Returns the conversation that the model answers."""
-    if "asked" in task:
-        return task["asked"]
-    return [{"role": "user", "content": BENCHMARKS[args.name].prompt.format(**task)}]
-
-
-def judge_template_for(args: Args, task: dict) -> str:
-    """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
-    in."""
-    family = BENCHMARKS[args.name].judge
-    if not args.template:
-        return family.judge_template(task, args.protocol)
-    path = Path(args.template)
-    if path.is_dir():  # a file for each category of arenahard2
-        path = path / f"{task.get('category')}.txt"
-    return read_template(str(path), family.PLACEHOLDERS[args.protocol], f" with --protocol {args.protocol}")
-
-
-def requests_about(args: Args, task: dict, answer: str) -> dict[str, dict]:
-    """Returns the judge's requests about one answer, by the field of the scored row that takes the reply."""
-    family = BENCHMARKS[args.name].judge
-    template = judge_template_for(args, task)
-    options = dict(family.JUDGE_OPTIONS[args.protocol])
-    if args.judge_max_tokens and "logprobs" not in options:
-        options["max_tokens"] = args.judge_max_tokens
-    requests = {}
-    for name, fields in family.judge_fields(task, answer, Path(args.data), args.protocol).items():
-        requests[name] = {"messages": fill_messages(template, fields)} | options
-    return requests
-
-
-def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
-    """Returns all requests to the judge if every task got this answer; none without a judge."""
-    requests = []
-    if args.judge:
-        for task in tasks:
-            requests += requests_about(args, task, answer).values()
-    return requests
-
-
-def make_fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the judge.
-
-    That is the judge's name, weights if it is a local folder, its instructions, and the baseline's answers.
-    The thinking budget and the choice of the best answer count too; model, sampling and seed do not.
-    """
-    content = [
-        args.name,
-        [messages_of(args, task) for task in tasks],
-        args.judge,
-        args.protocol,
-        requests_if_all_answer(args, tasks, ""),
-        tasks,
-        shared.digests_of_judge(args.judge),
-        args.max_thinking_tokens,
-        *args.omit,
-    ]
-    if args.samples > 1 and not BENCHMARKS[args.name].several_samples:
-        content += [args.samples, reward_model.fingerprint(args)]
-    return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
-
-
-# --- 2. generate, judge, score
-
-
-def respond(args: Args, tasks: list[dict], run: Path) -> list[dict]:
-    """Returns generation rows with their `task`, one for each sample of each task.
-
-    Their `response` is what is judged: "" for a completion without one.
-    """
-    questions = []
-    for task in tasks:
-        for sample in range(args.samples):
-            question_id = f"{task['position']}-{sample}"
-            messages = messages_of(args, task)
-            questions.append({"id": question_id, "messages": messages, "task": task, "sample": sample})
-    rows = shared.generate_answers(args, questions, args.temperature, run)
-    answers = []
-    for question, row in zip(questions, rows):
-        answers.append(question | row | {"response": shared.answer(row)})
-    if args.reward_model:
-        reward_model.add_rewards(args, answers)
-        names = ("id", "temperature", "reward")
-        rewards = [{name: row.get(name) for name in names} for row in answers]
-        write_jsonl(run / "verdicts.jsonl", rewards)  # of all answers; rows.jsonl has those that are scored
-    return answers
-
-
-def ask_about(args: Args, answers: list[dict], run: Path) -> list[dict]:
-    """Returns the answers with the fields that the benchmark's score reads, from the judge's replies."""
-    family = BENCHMARKS[args.name].judge
-    requests = [requests_about(args, row["task"], row["response"] or "") for row in answers]
-    # all in one list, since the judge is asked many at a time; its replies come in the same order
-    flat_requests = []
-    for row, by_field in zip(answers, requests):
-        if row["response"] is not None:
-            flat_requests += by_field.values()
-    parse = family.parse_reply
-    if args.protocol == "official":  # the paper's code takes what marks there are
-        parse = functools.partial(parse, data=Path(args.data))
-    replies = iter(shared.ask_judge(args, flat_requests, parse, run))
-
-    rows = []
-    for row, by_field in zip(answers, requests):
-        if row["response"] is None:
+        rows = []
+        for row, by_field in zip(answers, requests):
             replies_by_field = dict.fromkeys(by_field, NOT_ASKED)
-        else:
-            replies_by_field = {field: next(replies) for field in by_field}
-        fields = family.judged_fields(row["task"], row["response"] or "", replies_by_field, args.protocol)
-        for reply in replies_by_field.values():
-            if reply.error:
-                fields["judge_error"] = reply.error
-        rows.append(row | fields)
-    return rows
+            if row["response"] is not None:
+                replies_by_field = {field: next(replies) for field in by_field}
+            answer = row["response"] or ""
+            fields = self.family.judged_fields(row["task"], answer, replies_by_field, self.args.protocol)
+            for reply in replies_by_field.values():
+                if reply.error:
+                    fields["judge_error"] = reply.error
+            rows.append(row | fields)
+        return rows
 
 
-def stored_row(args: Args, row: dict) -> dict:
+# --- 2. an evaluation
+
+
+class Evaluation:
+    """The benchmark, the model, the judge and the reward model of the flags.
+
+    `tasks` and `fingerprint` are there after `check`.
+    """
+
+    def __init__(self, args: Args):
+        self.args = args
+        self.benchmark = BENCHMARKS[args.name]
+        self.judge = BenchmarkJudge(args, args.dtype)
+        self.model = TestedModel(args)
+        self.proxy = Proxy(self.model)
+
+    @property
+    def scores_best(self) -> bool:
+        """Returns whether the best of several answers to a task is scored, by the reward model."""
+        return self.args.samples > 1 and not self.benchmark.several_samples
+
+    # --- before anything is generated
+
+    def check(self) -> None:
+        """Loads the tasks and checks everything that the run needs; exits with 2 if something is wrong."""
+        self.check_flags()
+        self.tasks = self.load_tasks()
+        self.model.check()
+        self.model.encode_prompts(list(map(self.messages_of, self.tasks)))
+        self.model.thinking_budget()  # ends here if the model's thinking cannot be closed
+        self.proxy.check()
+        self.judge.check()
+        self.fingerprint = self.make_fingerprint(self.tasks)
+
+    def check_flags(self) -> None:
+        """Exits with 2 for arguments that do not fit the benchmark."""
+        args = self.args
+        if self.benchmark.judge:
+            self.judge.check_is_model(args.name)
+        elif args.judge or args.protocol != "official":
+            fail(f"{args.name} has no judge; leave --judge and --protocol out")
+        if not self.benchmark.has_words and args.template:
+            fail(f"{args.name}: its tasks are asked as they are; leave --template out")
+        if self.scores_best and not args.reward_model:
+            fail(
+                f"--samples {args.samples}: {args.name} takes one answer a task; --reward-model chooses "
+                "the best of several"
+            )
+
+    def load_tasks(self) -> list[dict]:
+        """Returns the tasks that count, each with its `position` in the data.
+
+        Exits with 2 if there are none, or if their answers could not be scored.
+        """
+        args = self.args
+        tasks = []
+        all_tasks = self.benchmark.load_tasks(Path(args.data))
+        for position, task in enumerate(all_tasks):
+            # arenahard2 has tasks whose baseline is None
+            has_baseline = task.get("baseline", True) is not None
+            if "excluded" not in task and has_baseline:
+                tasks.append(task | {"position": position})
+        if not tasks:
+            fail(
+                f"--data {args.data}: no task can be scored; arenahard2 needs baseline_*.jsonl, see "
+                "data/README.md"
+            )
+        if args.limit:
+            tasks = tasks[: args.limit]
+        keys = self.benchmark.keys
+        match_rows(
+            [row_key(task, task["position"], keys) for task in tasks], all_tasks, keys, f"--data {args.data}"
+        )
+        if self.benchmark.check_tasks:
+            self.benchmark.check_tasks(tasks)
+        if args.template and not self.benchmark.judge:
+            or_fail(authors.add_prompts, Path(args.template), tasks)
+        return tasks
+
+    def messages_of(self, task: dict) -> list[dict]:
+        """Returns the conversation that the model answers."""
+        if "asked" in task:
+            return task["asked"]
+        return [{"role": "user", "content": self.benchmark.prompt.format(**task)}]
+
+    def make_fingerprint(self, tasks: list[dict]) -> str:
+        """Hashes what two runs must share to be compared: tasks with their right answers, prompts, and the
+        judge.
+
+        That is the judge's name, weights if it is a local folder, its instructions, and the baseline's
+        answers. The thinking budget and the choice of the best answer count too; model, sampling and seed do
+        not.
+        """
+        args = self.args
+        content = [
+            args.name,
+            list(map(self.messages_of, tasks)),
+            args.judge,
+            args.protocol,
+            self.judge.requests_if_all_answer(tasks, ""),
+            tasks,
+            digests_of_judge(args.judge),
+            args.max_thinking_tokens,
+            *args.omit,
+        ]
+        if self.scores_best:
+            content += [args.samples, self.proxy.fingerprint()]
+        return shared.short_hash(json.dumps(content, default=str))  # a hub's rows may hold dates
+
+    # --- generate, judge, score
+
+    def answer(self, run: Path) -> list[dict]:
+        """Returns generation rows with their `task`, one for each sample of each task.
+
+        Their `response` is what is judged: "" for a completion without one.
+        """
+        questions = []
+        for task in self.tasks:
+            for sample in range(self.args.samples):
+                question_id = f"{task['position']}-{sample}"
+                messages = self.messages_of(task)
+                questions.append({"id": question_id, "messages": messages, "task": task, "sample": sample})
+        rows = self.model.answer(questions, self.args.temperature, run)
+        answers = []
+        for question, row in zip(questions, rows):
+            answers.append(question | row | {"response": shared.judged_part(row)})
+        if self.args.reward_model:
+            self.proxy.add_rewards(answers)
+            names = ("id", "temperature", "reward")
+            rewards = [{name: row.get(name) for name in names} for row in answers]
+            # of all answers; rows.jsonl has those that are scored
+            write_jsonl(run / "verdicts.jsonl", rewards)
+        return answers
+
+    def judge_and_score(self, answers: list[dict], run: Path) -> dict:
+        """Returns the numbers of the answers, of which rows.jsonl gets those that are scored."""
+        if self.scores_best:
+            answers = best_answers(answers)
+        if self.judge.family:
+            answers = self.judge.fill_in(answers, run)
+        path = run / "rows.jsonl"
+        rows = [stored_row(row, self.benchmark.keys) for row in answers]
+        numbers = self.benchmark.score(rows, Path(self.args.data), str(path))
+        with open(path, "w") as file:
+            for row, result in zip(rows, numbers["rows"]):
+                file.write(json.dumps(row | result) + "\n")
+        self.withhold_metrics(numbers)
+        print_invalid(numbers)
+        return numbers
+
+    def withhold_metrics(self, numbers: dict) -> None:
+        """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of
+        its own."""
+        for part in [numbers, *numbers.values()]:
+            if isinstance(part, dict) and "n_invalid" in part:
+                withhold(part, metrics_of(self.benchmark, part), self.args.max_invalid)
+
+    def index_rows(self, numbers: dict) -> list[dict]:
+        """Returns the lines of this run in runs.csv beside it, one a metric."""
+        args = self.args
+        about = {"model": args.model, "temperature": args.temperature, "judge": args.judge}
+        rows = []
+        for metric in metrics_of(self.benchmark, numbers):
+            row = index_row(args.name, numbers, metric, self.fingerprint) | about
+            if metric.startswith("instruction_"):
+                row["n"] = numbers["n_instructions"]
+            rows.append(row)
+        return rows
+
+
+def stored_row(row: dict, keys: tuple[str, ...]) -> dict:
     """Returns an answer as rows.jsonl keeps it: without the task and its prompt, but with the task's key."""
     task = row["task"]
     kept = {name: value for name, value in row.items() if name not in ("id", "messages", "task")}
-    return row_key(task, task["position"], BENCHMARKS[args.name].keys) | kept
+    return row_key(task, task["position"], keys) | kept
 
 
-def metrics_of(name: str, numbers: dict) -> list[str]:
+def metrics_of(benchmark: Benchmark, numbers: dict) -> list[str]:
     """Lists the metrics of a benchmark's numbers."""
     at_k = [key for key in numbers if re.fullmatch(r"(pass|maj|best)@\d+", key)]
-    return [*BENCHMARKS[name].metrics, *at_k]
-
-
-def withhold_metrics(args: Args, numbers: dict) -> None:
-    """Withholds the metrics if too many rows are invalid; a further category of Arena-Hard has counts of its
-    own."""
-    for part in [numbers, *numbers.values()]:
-        if isinstance(part, dict) and "n_invalid" in part:
-            withhold(part, metrics_of(args.name, part), args.max_invalid)
-
-
-def index_rows(args: Args, numbers: dict, fingerprint: str) -> list[dict]:
-    """Returns the lines of this run in runs.csv beside it, one a metric."""
-    rows = []
-    for metric in metrics_of(args.name, numbers):
-        row = index_row(args, args.name, numbers, metric, fingerprint)
-        if metric.startswith("instruction_"):
-            row["n"] = numbers["n_instructions"]
-        rows.append(row)
-    return rows
+    return [*benchmark.metrics, *at_k]
 
 
 def print_invalid(numbers: dict) -> None:
@@ -306,73 +363,61 @@ def print_invalid(numbers: dict) -> None:
         print(f"invalid, line {row['line']}: {row['invalid']}", file=sys.stderr)
 
 
-def score_stored(args: Args) -> None:
+# --- 3. the commands
+
+
+def score_stored(evaluation: Evaluation) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
+    args = evaluation.args
     shared.check_stored(args, "name", "data", "from_", "unsafe_code")
     rows = read_rows(args.from_, make_ids=False)
-    numbers = BENCHMARKS[args.name].score(rows, Path(args.data), args.from_)
-    withhold_metrics(args, numbers)
+    numbers = evaluation.benchmark.score(rows, Path(args.data), args.from_)
+    evaluation.withhold_metrics(numbers)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
-    if args.out:
-        shared.write_scores(args, result)
+    if args.out and not args.dry_run:
+        shared.write_scores(args.out, result)
     print(json.dumps(for_summary(result), indent=1))
     print_invalid(numbers)
 
 
 def main(args: Args) -> None:
-    shared.require(args, data="the benchmark's file, folder or hub dataset; see data/README.md")
+    shared.require(data=(args.data, "the benchmark's file, folder or hub dataset; see data/README.md"))
     if args.name == "humaneval":
-        sandbox.check(args.unsafe_code)
+        sandbox.check_can_run(args.unsafe_code)
+    evaluation = Evaluation(args)
     if args.from_:
-        score_stored(args)
+        score_stored(evaluation)
         return
-    shared.require(args, model="the model to evaluate; or name stored rows by --from")
+    shared.require(model=(args.model, "the model to evaluate; or name stored rows by --from"))
 
     # --- check everything before anything is generated, and estimate what the judge costs
-    check_args(args)
-    tasks = tasks_to_ask(args)
-    shared.check_model(args)
-    shared.check_prompts(args, [messages_of(args, task) for task in tasks])
-    shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
-    reward_model.check(args)
-    shared.check_judge(args)
-    fingerprint = make_fingerprint(args, tasks)
+    evaluation.check()
+    tasks = evaluation.tasks
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
-    run = shared.check_start(args, f"eval_{args.name}", tasks, requests_if_all_answer)
+    run = Run(args, f"eval_{args.name}", args.model)
+    evaluation.judge.check_start(run.folder, tasks)
     if args.dry_run:
         return
     run.start(has_steps=False)
 
     # --- generate, judge, score
-    benchmark = BENCHMARKS[args.name]
-    answers = respond(args, tasks, run.folder)
+    answers = evaluation.answer(run.folder)
     if args.generate_only:
         return
-    to_score = answers
-    if args.samples > 1 and not benchmark.several_samples:
-        to_score = reward_model.best_answers(answers)
-    if args.judge:
-        to_score = ask_about(args, to_score, run.folder)
-    rows = [stored_row(args, row) for row in to_score]
-    numbers = benchmark.score(rows, Path(args.data), str(run.folder / "rows.jsonl"))
+    numbers = evaluation.judge_and_score(answers, run.folder)
 
     # --- write
-    with open(run.folder / "rows.jsonl", "w") as file:
-        for row, result in zip(rows, numbers["rows"]):
-            file.write(json.dumps(row | result) + "\n")
-    withhold_metrics(args, numbers)
-    print_invalid(numbers)
     summary = {
         "model": args.model,
         "top_p": args.top_p,
-        "fingerprint": fingerprint,
+        "fingerprint": evaluation.fingerprint,
         **for_summary(numbers),
         **for_summary(shared.describe(answers, [row["task"]["position"] for row in answers])),
         "tokens_per_task": sum(row["n_tokens"] for row in answers) / len(tasks),
     }
-    if has_words(args.name):
+    if evaluation.benchmark.has_words:
         summary["wording"] = describe_wording(args.template)
-    shared.save_results(run, summary, index_rows(args, numbers, fingerprint))
+    shared.save_results(run, summary, evaluation.index_rows(numbers))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
 from benchmarks import sentient, shared
 from benchmarks.flags import JudgeFlags, ModelFlags
+from benchmarks.judge import Judge, check_answered, digests_of_judge
 from benchmarks.scoring import for_summary, index_row
+from benchmarks.tested_model import Answer, TestedModel, answer_shows_response, split_answer
 from utils import fail, wants_vllm
 from rewards import simulated_user, user_prompts
 
@@ -134,13 +136,13 @@ def rescore(args: Args) -> None:
     scores["from"] = args.from_dialogues
     folder = Path(args.out).parent
     if args.dry_run:
-        shared.try_judge(args, folder, [sentient.strategy_request(args, dialogues[0])])
+        Judge(args).try_first(folder, [sentient.strategy_request(args, dialogues[0])])
         return
     if args.judge:
         folder.mkdir(parents=True, exist_ok=True)
         scores |= sentient.judge(args, dialogues, folder, f"_{Path(args.out).stem}")
 
-    shared.write_scores(args, scores)
+    shared.write_scores(args.out, scores)
     print(json.dumps(scores))
 
 
@@ -148,27 +150,26 @@ def rescore(args: Args) -> None:
 
 
 @contextmanager
-def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[shared.Answer]]]:
+def load_model(args: Args, model: TestedModel, run: Path) -> Iterator[Callable[..., list[Answer]]]:
     """Gives the function (conversations, seeds) -> replies, which sends messages or token ids; frees the
     model's memory at the end."""
-    if shared.is_chat(args):
+    if model.is_chat:
 
-        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[shared.Answer]:
-            return shared.ask_by_messages(args, conversations, seeds, args.temperature, run)
+        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
+            return model.ask(conversations, seeds, args.temperature, run)
 
         yield generate
         return
 
-    tokenizer = shared.load_model_tokenizer(args)
-    stop = shared.stop_string(shared.think_format(args))
-    sampling = Sampling(args.temperature, args.max_tokens, args.top_p, stop)
+    tokenizer = model.tokenizer
+    sampling = Sampling(args.temperature, args.max_tokens, args.top_p, model.stop)
     context = context_length(load_config(args.model))
     max_prompt_tokens = context - args.max_tokens
 
-    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[shared.Answer]:
+    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
         prompts = [encode_prompt(tokenizer, messages) for messages in conversations]
         fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
-        replies: list[shared.Answer] = ["no room for a reply in the model's context"] * len(prompts)
+        replies: list[Answer] = ["no room for a reply in the model's context"] * len(prompts)
         if fitting:
             samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
             for n, sample in samples:
@@ -176,8 +177,8 @@ def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[shared.Answ
                 replies[fitting[n]] = (text, sample.finished, len(sample.ids))
         return replies
 
-    how_sampled = shared.how_sampled(args, run)
-    with saved_sampler(args.model, tokenizer, sampling, context, **how_sampled) as sampler:
+    options = model.sampler_options(run)
+    with saved_sampler(args.model, tokenizer, sampling, context, **options) as sampler:
         yield generate
 
 
@@ -185,7 +186,12 @@ def load_model(args: Args, run: Path) -> Iterator[Callable[..., list[shared.Answ
 
 
 def talk(
-    args: Args, profiles: list[dict], user: simulated_user.User, generate: Callable, path: Path
+    args: Args,
+    model: TestedModel,
+    profiles: list[dict],
+    user: simulated_user.User,
+    generate: Callable,
+    path: Path,
 ) -> list[dict]:
     """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
 
@@ -213,7 +219,7 @@ def talk(
                 if not dialogue["ended"] and simulated_user.count_replies(dialogue) == turn:
                     due[number] = dialogue
             if due:
-                model_turns(args, due, turn, generate)
+                model_turns(args, model, due, turn, generate)
                 write_jsonl(path, dialogues)
         simulated_user.user_turns(dialogues, setting, user)
         write_jsonl(path, dialogues)
@@ -223,7 +229,7 @@ def talk(
     return dialogues
 
 
-def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Callable) -> None:
+def model_turns(args: Args, model: TestedModel, due: dict[int, dict], turn: int, generate: Callable) -> None:
     """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of
     profiles."""
     seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
@@ -237,15 +243,15 @@ def model_turns(args: Args, due: dict[int, dict], turn: int, generate: Callable)
             dialogue["error"] = reply
             continue
         text, finished, n_tokens = reply
-        shared.check_plain(args, text)
+        model.check_plain(text)
         simulated_user.add_model_turn(
             dialogue,
             args.setting,
-            shared.whole_turn(args, text, finished),
-            shared.think_format(args),
+            model.whole_turn(text, finished),
+            model.think_format,
             finished,
-            shared.split_answer,
-            shared.answer_shows_response,
+            split_answer,
+            answer_shows_response,
         )
         dialogue["history"][-1]["n_tokens"] = n_tokens
 
@@ -274,7 +280,7 @@ def fingerprint(args: Args, simulator: str, profiles: list[dict]) -> str:
         user_prompts.SPEAKER,
         list(user_prompts.RULES.values()),
         profiles,
-        *shared.digests_of_judge(simulator),
+        *digests_of_judge(simulator),
         *args.omit,
     ]
     return shared.short_hash(json.dumps(contents))
@@ -283,27 +289,26 @@ def fingerprint(args: Args, simulator: str, profiles: list[dict]) -> str:
 # --- 5. the run
 
 
-def check(args: Args) -> list[dict]:
+def check(args: Args, model: TestedModel) -> list[dict]:
     """Returns the profiles; exits with 2 if the run could not end well."""
     shared.require(
-        args,
-        model="the model to evaluate; or name stored dialogues by --from-dialogues",
-        profiles="the users, see data/README.md",
-        simulator="a model's name at --simulator-url, or file.py:function",
+        model=(args.model, "the model to evaluate; or name stored dialogues by --from-dialogues"),
+        profiles=(args.profiles, "the users, see data/README.md"),
+        simulator=(args.simulator, "a model's name at --simulator-url, or file.py:function"),
     )
     sentient.check_judge(args)
     use_trained_context(args)
     profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
-    shared.check_model(args)
+    model.check()
     dialogues = [simulated_user.start(profile, args.setting) for profile in profiles]
     # the first prompts must leave room for a reply
-    shared.check_prompts(args, [simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
+    model.encode_prompts([simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
     return profiles
 
 
 def use_trained_context(args: Args) -> None:
     """Turns on what the model was trained with: keep_thinking and ask_thinking."""
-    if shared.is_chat(args):
+    if TestedModel(args).is_chat:
         return
     trained_as = read_trained_as(args.model)
     for name in ("keep_thinking", "ask_thinking"):
@@ -318,7 +323,8 @@ def main(args: Args) -> None:
         return
 
     # --- data, simulators and judge, checked before anything is loaded or asked
-    profiles = check(args)
+    model = TestedModel(args)
+    profiles = check(args, model)
     run = Run(args, "eval_sentient", args.model, args.setting)
     dialogue = simulated_user.start_with_answer(profiles[0], args.setting)
     users = {}
@@ -326,17 +332,17 @@ def main(args: Args) -> None:
         store = run.folder / f"simulator{suffix}.jsonl"
         users[suffix] = simulated_user.load_user(name, url, store, args)
         simulated_user.try_user(users[suffix], flag, dialogue, args.setting, len(profiles), args)
-    shared.try_judge(args, run.folder, [sentient.strategy_request(args, dialogue)])
+    Judge(args).try_first(run.folder, [sentient.strategy_request(args, dialogue)])
     if args.dry_run:
         return
     run.start(has_steps=False)
 
     # --- talk with each simulator
     dialogues = {}
-    with load_model(args, run.folder) as generate:
+    with load_model(args, model, run.folder) as generate:
         for suffix, user in users.items():
             path = run.folder / f"dialogues{suffix}.jsonl"
-            dialogues[suffix] = talk(args, profiles, user, generate, path)
+            dialogues[suffix] = talk(args, model, profiles, user, generate, path)
 
     # --- score, judge; the model is freed by now, as a local judge needs its memory
     summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting}
@@ -345,14 +351,15 @@ def main(args: Args) -> None:
         result = {"name": name, "fingerprint": fingerprint(args, name, profiles)}
         # after an outage there is no score: --resume asks the simulator again
         errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
-        shared.check_answered(args, errors, f"dialogues with {flag} {name}")
+        check_answered(errors, f"dialogues with {flag} {name}", args.max_invalid)
         result |= sentient.score(args, dialogues[suffix])
         if args.judge:
             result |= sentient.judge(args, dialogues[suffix], run.folder, suffix)
         summary[f"simulator{suffix}"] = for_summary(result)
         for metric, interval in METRICS.items():
-            row = index_row(args, f"sentient{suffix}", result, metric, result["fingerprint"], interval)
-            index.append(row | {"judge": result["name"]})
+            row = index_row(f"sentient{suffix}", result, metric, result["fingerprint"], interval)
+            about = {"model": args.model, "temperature": args.temperature, "judge": result["name"]}
+            index.append(row | about)
     shared.save_results(run, summary, index)
 
 

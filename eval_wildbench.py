@@ -54,21 +54,23 @@ replies), task_means.csv, summary.json; and lines in runs.csv beside it.
 """
 
 import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.data import append_jsonl, check_ids, read_rows
-from rlmt.run import parse_args
-from rlmt.scorers import load_function
+from rlmt.run import Run, parse_args
+from rlmt.scorers import load_function, read_who
 from utils import fail, or_fail
-from benchmarks import reward_model, shared, wildbench
+from benchmarks import shared, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
-from benchmarks.judge_template import describe_wording, read_template
+from benchmarks.judge_template import describe_wording
+from benchmarks.reward_model import Proxy
 from benchmarks.scoring import CUT_MARK, for_summary, index_row, mean, mean_interval, withhold
+from benchmarks.tested_model import TestedModel
+from benchmarks.wildbench import WildBenchJudge
 
 
 @dataclass
@@ -81,7 +83,8 @@ class Args(JudgeFlags, AnswerFlags):
     samples: int = 1
     """Answers per task (--mode program), each judged; greedy decoding gives one."""
     mode: Literal["reward", "score", "program"] = "program"
-    """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no --reward-model."""
+    """What the judge does; see the top of this script. `reward` is WB-Reward, which needs no
+    --reward-model."""
     protocol: Literal["official", "paper"] = "official"
     """How texts are cut and bad verdicts counted; see the top of this script."""
     references: tuple[str, ...] = ("gpt-4",)
@@ -97,172 +100,152 @@ class Args(JudgeFlags, AnswerFlags):
 # --- 1. input, checked before a model is loaded or asked
 
 
-def load_tasks(args: Args) -> list[dict]:
-    """Reads the tasks; exits with 2 if two have the same id, or a field of one cannot be used."""
-    tasks = read_rows(args.tasks, "messages")[: args.limit or None]
-    check_ids(args.tasks, tasks, "tasks")
+def load_tasks(path: str, limit: int, references: tuple[str, ...]) -> list[dict]:
+    """Reads the tasks; exits with 2 if two have the same id, or a field of one cannot be used.
+
+    Args:
+        limit: tasks at most; 0: all.
+        references: keys of the texts that each task must have.
+    """
+    tasks = read_rows(path, "messages")[: limit or None]
+    check_ids(path, tasks, "tasks")
     for task in tasks:
         for field in ("checklist", "secondary_tags"):
             if not isinstance(task.get(field) or [], list):
-                fail(f"{args.tasks}: {field!r} of task {task['id']} must be a list of texts")
-        references = task.get("references")
-        for name in args.references:
-            is_there = isinstance(references, dict) and isinstance(references.get(name), str)
-            if args.mode == "reward" and not is_there:
-                fail(f"{args.tasks}: task {task['id']} has no reference {name!r}; see --references")
+                fail(f"{path}: {field!r} of task {task['id']} must be a list of texts")
+        known = task.get("references")
+        for name in references:
+            is_there = isinstance(known, dict) and isinstance(known.get(name), str)
+            if not is_there:
+                fail(f"{path}: task {task['id']} has no reference {name!r}; see --references")
     return tasks
 
 
-def load_template(args: Args) -> str:
-    """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
-    if not args.template:
-        return wildbench.TEMPLATES[args.mode]
-    return read_template(args.template, wildbench.PLACEHOLDERS[args.mode], f" with --mode {args.mode}")
+def check_flags(args: Args) -> None:
+    """Exits with 2 for flags that are missing, or do not fit the mode."""
+    shared.require(
+        model=(args.model, "the model to evaluate"),
+        tasks=(args.tasks, "rows of tasks, such as data/wildbench.jsonl (python -m data.prepare wildbench)"),
+    )
+    if not args.judge and not args.reward_model:
+        fail(
+            "--judge is missing: a model's name, local:FOLDER, or file.py:function (a model also needs "
+            "--mode reward or score); or --reward-model alone"
+        )
+    is_program = read_who(args.judge).kind in ("function", "nobody")
+    if is_program != (args.mode == "program"):
+        fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
+    if args.mode != "program" and args.samples > 1:
+        fail(f"--mode {args.mode}: --samples is for --mode program")
 
 
-def requests_if_all_answer(args: Args, tasks: list[dict], answer: str) -> list[dict]:
-    """Returns all requests to the judge if every task got this answer; none for a program."""
-    if args.mode == "program":
-        return []
-    verdicts = wildbench.list_verdicts(args, tasks, [answer] * len(tasks))
-    return wildbench.judge_requests(args, verdicts, load_template(args))
+# --- 2. generate, judge, score
 
 
-def fingerprint(args: Args, tasks: list[dict]) -> str:
-    """Hashes everything that must be equal for two results to be comparable: how every task is judged, and by
-    whom."""
-    judging = [args.mode, args.judge, [task["id"] for task in tasks]]
-    # a name may stand for another program, or other weights, later
-    judging.append(shared.digests_of_judge(args.judge))
-    if not args.judge:
-        judging.append(reward_model.fingerprint(args))
-    if args.mode == "program":
-        judging.append([[task["messages"], task.get("checklist")] for task in tasks])
-    else:
-        judging += [args.protocol, *args.omit]
-        # all that a judge reads but the answer; in both orders, as the drawn ones follow from --seed
-        judging.append(requests_if_all_answer(replace(args, orders="both"), tasks, ""))
-    if args.mode == "reward":
-        judging += [args.orders, args.references]
-    return shared.short_hash(json.dumps(judging, sort_keys=True))
-
-
-# --- 2. verdicts
-
-
-def judge_by_model(args: Args, verdicts: list[dict], run: Path) -> None:
-    """Fills in `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
-
-    The judge is not asked where `invalid` says already that there is no answer, nor about a pair that the
-    board skips.
-    """
-    to_ask = []
-    for verdict in verdicts:
-        if "invalid" not in verdict and (args.mode == "score" or not verdict["skipped"]):
-            to_ask.append(verdict)
-    requests = wildbench.judge_requests(args, to_ask, load_template(args))
-
-    def parse(text: str) -> str:
-        return wildbench.read_verdict(text, args.mode)
-
-    replies = shared.ask_judge(args, requests, parse, run)
-    for verdict, reply in zip(to_ask, replies, strict=True):
-        verdict |= {wildbench.VERDICT_KEYS[args.mode]: reply.value, "invalid": reply.error}
-
-
-def with_samples(args: Args, tasks: list[dict], temperature: float) -> list[dict]:
+def with_samples(tasks: list[dict], n_samples: int) -> list[dict]:
     """Returns each task as often as it is answered: `task_id` keeps its id, and `id` is the answer's own."""
-    if args.samples == 1 or temperature == 0:
+    if n_samples == 1:
         return [task | {"task_id": task["id"]} for task in tasks]
     questions = []
     for task in tasks:
-        for sample in range(args.samples):
+        for sample in range(n_samples):
             questions.append(task | {"id": f"{task['id']}-{sample}", "task_id": task["id"]})
     return questions
 
 
-def evaluate(args: Args, tasks: list[dict], temperature: float, run: Path) -> dict:
-    """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the numbers."""
-    tasks = with_samples(args, tasks, temperature)
-    task_ids = [task["task_id"] for task in tasks]
-    generations = shared.generate_answers(args, tasks, temperature, run)
-    if args.reward_model:
-        reward_model.add_rewards(args, generations)
+class Evaluation:
+    """The model, the judge, the reward model and the tasks of the flags."""
 
-    described = shared.describe(generations, task_ids)
-    if not args.judge:
-        task_rewards = described["task_means"]["proxy_reward"]
-        interval = None
-        if task_rewards:
-            interval = mean_interval(list(task_rewards.values()), args.seed)
-        verdicts = [{"id": row["id"]} for row in generations]
-        numbers = {
-            "mean_reward": mean(task_rewards.values()),
-            "interval": interval,
-            "n": len(task_rewards),
-            "n_invalid": 0,
-            "task_means": {"mean_reward": task_rewards},
-        }
-    elif args.mode == "program":
-        verdicts = wildbench.judge_by_program(load_function(args.judge), generations)
-        numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
-    else:
-        verdicts = wildbench.list_verdicts(args, tasks, list(map(shared.answer, generations)))
-        judge_by_model(args, verdicts, run)
-        numbers = score(args, verdicts)
+    def __init__(self, args: Args):
+        """Checks all of them; exits with 2 if one cannot be used."""
+        self.args = args
+        self.judge = WildBenchJudge(args, args.dtype)
+        self.model = TestedModel(args)
+        self.proxy = Proxy(self.model)
+        self.judge.check()
+        self.model.check()
+        references = ()
+        if args.mode == "reward":
+            references = args.references
+        self.tasks = load_tasks(args.tasks, args.limit, references)
+        self.model.encode_prompts([task["messages"] for task in self.tasks])
+        self.model.thinking_budget()  # ends here if the model's thinking cannot be closed
+        self.proxy.check()
 
-    rewards = {row["id"]: row.get("reward") for row in generations}
-    for verdict in verdicts:
-        verdict["reward"] = rewards[verdict["id"]]  # null without --reward-model or in bad format
-        for long_field in ("shown", "messages", "text"):  # generations.jsonl and the tasks have them
-            verdict.pop(long_field, None)
-    append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
-    withhold(numbers, [headline(args)], args.max_invalid)
-    described["task_means"] |= numbers["task_means"]
-    return numbers | described
+    def answer(self, temperature: float, run: Path) -> tuple[list[dict], list[dict]]:
+        """Returns the tasks as often as they are answered, and their generations at one temperature."""
+        n_samples = self.args.samples
+        if temperature == 0:  # greedy answers are all alike
+            n_samples = 1
+        tasks = with_samples(self.tasks, n_samples)
+        return tasks, self.model.answer(tasks, temperature, run)
+
+    def evaluate(self, temperature: float, run: Path) -> dict:
+        """Generates, judges and scores at one temperature; appends to verdicts.jsonl and returns the
+        numbers."""
+        args = self.args
+        judge = self.judge
+        tasks, generations = self.answer(temperature, run)
+        task_ids = [task["task_id"] for task in tasks]
+        if args.reward_model:
+            self.proxy.add_rewards(generations)
+
+        described = shared.describe(generations, task_ids)
+        if judge.who.kind == "nobody":
+            task_rewards = described["task_means"]["proxy_reward"]
+            interval = None
+            if task_rewards:
+                interval = mean_interval(list(task_rewards.values()), args.seed)
+            verdicts = [{"id": row["id"]} for row in generations]
+            numbers = {
+                "mean_reward": mean(task_rewards.values()),
+                "interval": interval,
+                "n": len(task_rewards),
+                "n_invalid": 0,
+                "task_means": {"mean_reward": task_rewards},
+            }
+        elif args.mode == "program":
+            verdicts = wildbench.judge_by_program(load_function(judge.who.name), generations)
+            numbers = or_fail(wildbench.score_program, verdicts, task_ids, args.seed)
+        else:
+            verdicts = judge.list_verdicts(tasks, list(map(shared.judged_part, generations)))
+            judge.fill_in(verdicts, run)
+            numbers = judge.score(verdicts)
+
+        rewards = {row["id"]: row.get("reward") for row in generations}
+        for verdict in verdicts:
+            verdict["reward"] = rewards[verdict["id"]]  # null without --reward-model or in bad format
+            for long_field in ("shown", "messages", "text"):  # generations.jsonl and the tasks have them
+                verdict.pop(long_field, None)
+        append_jsonl(run / "verdicts.jsonl", [{"temperature": temperature, **v} for v in verdicts])
+        withhold(numbers, [judge.headline], args.max_invalid)
+        described["task_means"] |= numbers["task_means"]
+        return numbers | described
+
+    def index_rows(self, temperature: float, numbers: dict, judging: str) -> list[dict]:
+        """Returns the lines for runs.csv: the headline, then what describes the generations.
+
+        `judging`: the fingerprint.
+        """
+        args = self.args
+        benchmark = Path(args.tasks).stem
+        common = {"model": args.model, "temperature": temperature}
+        headline = index_row(benchmark, numbers, self.judge.headline, judging, "interval")
+        lines = [headline | common | {"judge": args.judge}]
+        metrics = ["format_ok", "thinking_tokens", "response_tokens"]
+        n_completions = sum(numbers["status"].values())  # each may get several verdicts
+        about_answers = common | {"n": n_completions, "n_invalid": None, "judge": None}
+        for metric in metrics:
+            lines.append(index_row(benchmark, numbers, metric, judging) | about_answers)
+        if args.reward_model and args.judge:
+            scored = f"{judging}-{self.proxy.fingerprint()}"
+            line = index_row(benchmark, numbers, "proxy_reward", scored)
+            n_scored = numbers["status"].get("ok", 0)
+            lines.append(line | about_answers | {"n": n_scored, "judge": args.reward_model})
+        return lines
 
 
-def score(args: Args, verdicts: list[dict]) -> dict:
-    """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards
-    0."""
-    numbers = or_fail(wildbench.score_verdicts, verdicts, args.mode, args.protocol, args.seed)
-    n_skipped = numbers["n_skipped"]
-    if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
-        print(
-            f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
-            "1000 words; as on the board, each is worth 0, like a tie",
-            file=sys.stderr,
-        )
-    return numbers
-
-
-# --- 3. numbers
-
-
-HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # by --mode
-
-
-def headline(args: Args) -> str:
-    """Returns the metric that is shown first."""
-    if not args.judge:
-        return "mean_reward"
-    return HEADLINES[args.mode]
-
-
-def index_rows(args: Args, temperature: float, numbers: dict, fingerprint_hash: str) -> list[dict]:
-    """Returns the lines for runs.csv: the headline, then what describes the generations."""
-    benchmark = Path(args.tasks).stem
-    lines = [index_row(args, benchmark, numbers, headline(args), fingerprint_hash, "interval")]
-    n_completions = sum(numbers["status"].values())  # each may get several verdicts
-    about_answers = {"n": n_completions, "n_invalid": None, "judge": None}
-    for metric in ("format_ok", "thinking_tokens", "response_tokens"):
-        lines.append(index_row(args, benchmark, numbers, metric, fingerprint_hash) | about_answers)
-    if args.reward_model and args.judge:
-        scored = f"{fingerprint_hash}-{reward_model.fingerprint(args)}"
-        line = index_row(args, benchmark, numbers, "proxy_reward", scored)
-        n_scored = numbers["status"].get("ok", 0)
-        lines.append(line | about_answers | {"n": n_scored, "judge": args.reward_model})
-    return [line | {"temperature": temperature} for line in lines]
+# --- 3. the commands
 
 
 def score_stored(args: Args) -> None:
@@ -280,10 +263,11 @@ def score_stored(args: Args) -> None:
             verdict["output_len"] = len(verdict["model_output"].strip())
             verdict["skipped"] = verdict["model_output"].endswith(CUT_MARK)
 
-    numbers = score(args, verdicts)
-    withhold(numbers, [HEADLINES[args.mode]], args.max_invalid)
+    numbers = WildBenchJudge(args).score(verdicts)
+    withhold(numbers, [wildbench.HEADLINES[args.mode]], args.max_invalid)
     numbers = for_summary(numbers) | {"mode": args.mode, "protocol": args.protocol}
-    shared.write_scores(args, numbers)
+    if not args.dry_run:
+        shared.write_scores(args.out, numbers)
     print(json.dumps(numbers))
 
 
@@ -293,31 +277,15 @@ def main(args: Args) -> None:
         return
 
     # --- everything is checked before anything is generated
-    shared.require(
-        args,
-        model="the model to evaluate",
-        tasks="rows of tasks, such as data/wildbench.jsonl (python -m data.prepare wildbench)",
-    )
-    if not args.judge and not args.reward_model:
-        fail(
-            "--judge is missing: a model's name, local:FOLDER, or file.py:function (a model also needs --mode reward or "
-            "score); or --reward-model alone"
-        )
-    if (".py:" in args.judge or not args.judge) != (args.mode == "program"):
-        fail(f"--judge {args.judge}: --mode program takes a file.py:function, the other modes a model")
-    shared.check_judge(args)
-    shared.check_model(args)
-    tasks = load_tasks(args)
-    shared.check_prompts(args, [task["messages"] for task in tasks])
-    shared.thinking_budget(args)  # ends here if the model's thinking cannot be closed
-    reward_model.check(args)
-    if args.mode != "program" and args.samples > 1:
-        fail(f"--mode {args.mode}: --samples is for --mode program")
+    check_flags(args)
+    evaluation = Evaluation(args)
+    judge = evaluation.judge
     how_judged = f"{args.mode} by {args.judge}, protocol {args.protocol}"
     if not args.judge:
         how_judged = f"mean reward by {args.reward_model}"
-    print(f"{len(tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
-    run = shared.check_start(args, "eval", tasks, requests_if_all_answer)
+    print(f"{len(evaluation.tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
+    run = Run(args, "eval", args.model)
+    judge.check_start(run.folder, evaluation.tasks)
     if args.dry_run:
         return
     run.start(has_steps=False)
@@ -325,19 +293,19 @@ def main(args: Args) -> None:
     # --- generate, judge, score
     if args.generate_only:
         for temperature in args.temperatures:
-            shared.generate_answers(args, with_samples(args, tasks, temperature), temperature, run.folder)
+            evaluation.answer(temperature, run.folder)
         return
     # a resumed run judges every answer again, from stored replies where there are some
     (run.folder / "verdicts.jsonl").unlink(missing_ok=True)
-    judging = fingerprint(args, tasks)
+    judging = judge.fingerprint(evaluation.tasks, evaluation.proxy)
     results = {}
     lines = []
     for temperature in args.temperatures:
-        numbers = evaluate(args, tasks, temperature, run.folder)
-        value = numbers[headline(args)]
+        numbers = evaluation.evaluate(temperature, run.folder)
+        value = numbers[judge.headline]
         interval = ", ".join(f"{end:.4g}" for end in numbers["interval"] or ())
         print(f"temperature {temperature}: {value}, 95 % over tasks {interval}", flush=True)
-        lines += index_rows(args, temperature, numbers, judging)
+        lines += evaluation.index_rows(temperature, numbers, judging)
         results[str(temperature)] = for_summary(numbers)
     summary = {"model": args.model, "top_p": args.top_p, "fingerprint": judging, "temperatures": results}
     if args.mode != "program":

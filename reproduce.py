@@ -394,8 +394,7 @@ def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
     """Exits with 2 if data are missing, or if a judge does not answer its first request: before days of
     training."""
     # imported here, as --list and --show need no torch
-    from benchmarks.shared import check_judge, is_behind_endpoint, judge_endpoint, judge_request
-    from rlmt.endpoint import try_endpoint
+    from benchmarks.judge import Judge
 
     missing = missing_inputs(commands)
     if missing:
@@ -407,10 +406,9 @@ def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
             judges.update(re.findall(r"--judge (\S+)", " ".join(words)))
     judging = judge_flags(args)
     for judge in sorted(judges):
-        flags = replace(judging, judge=judge)
-        check_judge(flags)
-        if is_behind_endpoint(judge):
-            try_endpoint(judge_endpoint(flags, root), judge_request(flags, [QUESTION]), "the judge")
+        asked = Judge(replace(judging, judge=judge))
+        asked.check()
+        asked.try_first(root, [asked.request([QUESTION])])
 
 
 # --- 4. running

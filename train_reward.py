@@ -5,7 +5,7 @@
         --pairs data/skywork.jsonl                                                      # 8 GPUs
 
 The paper uses a released reward model (Skywork-Reward-Llama-3.1-8B-v0.2). This script is for users who want
-to train one, and for ablations over reward models. Pairs are rendered as rewards/preference.py renders them
+to train one, and for ablations over reward models. Pairs are rendered as rlmt/reward_model.py renders them
 to score. At the end, held-out pairs give its accuracy and its calibration error (ECE). Pairs are sorted into
 ten bins by the probability that the model gives to the order it prefers. In each bin its mean is compared
 with the share of pairs for which that order is right. As annotators like long answers, two more numbers stand
@@ -41,7 +41,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from utils import fail, join_thinking, or_fail
-from rewards.preference import RewardModel, check_template
+from rlmt.reward_model import RewardModel, check_template
 
 
 # PRESETS, at the end of this file, have other values for one card and small runs
@@ -284,7 +284,7 @@ def load_classifier(args: Args, checkpoint: Path | None, tokenizer, accelerator)
     """Loads the classifier, of a resumed run from its checkpoint, and makes its optimizer."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
     model = load_trained(args.model, args, checkpoint, AutoModelForSequenceClassification, "SEQ_CLS")
-    model.config.reward_on = args.reward_on  # rewards/preference.py compares it with its own
+    model.config.reward_on = args.reward_on  # rlmt/reward_model.py compares it with its own
     # the score is read at the last token that is not this one
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.use_cache = False

@@ -2,7 +2,7 @@
 
 To add a think format, add one entry to THINK_FORMATS: the parser, the templates, the stop string and every
 script's `--think-format` read it from there. Styles of thinking that are only evaluated are in
-benchmarks/foreign.py.
+rlmt/foreign.py.
 """
 
 import importlib.util

@@ -1,1 +1,3 @@
-"""The benchmarks: table.py lists them, shared.py asks models and judges, every other file is one family."""
+"""The benchmarks: table.py lists them; tested_model.py and judge.py ask model and judge; shared.py has what
+all evaluations write; reward_model.py the proxy; scoring.py rows and means. Every other file is one
+family."""

@@ -43,8 +43,8 @@ def best_at_k(rewards: list[float], correct: list[bool], k: int) -> float:
     n = len(rewards)
     best_first = sorted(range(n), key=rewards.__getitem__, reverse=True)
     n_choices_won = 0
-    for rank, place in enumerate(best_first):
-        if correct[place]:
+    for rank, index in enumerate(best_first):
+        if correct[index]:
             n_choices_won += math.comb(n - 1 - rank, k - 1)  # the other k - 1 are all worse
     return n_choices_won / math.comb(n, k)
 

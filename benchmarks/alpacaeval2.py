@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
+from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     count_rows,
@@ -21,10 +22,9 @@ from benchmarks.scoring import (
     match_rows,
     mean,
     mean_interval,
-    read_object,
     shorten,
 )
-from benchmarks.shared import said
+from rlmt.verdicts import read_object
 from utils import fail
 
 KEYS = ("index", "instruction")
@@ -132,7 +132,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
     """Returns the fields of a scored row, from the judge's replies by field."""
     side = model_side(task["instruction"])
     if protocol == "paper":
-        return {"output_2": answer, "judge_text": said(replies["judge_text"]), "model_is": side}
+        return {"output_2": answer, "judge_text": text_of_verdict(replies["judge_text"]), "model_is": side}
     return {"output_2": answer, "preference": token_preference(replies["preference"].choice, side)}
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from rlmt.data import read_rows
 from utils import fail
+from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     count_rows,
@@ -37,7 +38,6 @@ from benchmarks.scoring import (
     mean_interval,
     task_means,
 )
-from benchmarks.shared import said
 
 KEYS = ("uid",)
 PROMPT = "{prompt}"
@@ -152,7 +152,7 @@ def parse_reply(text: str, data: Path | None = None) -> str:
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
     """Returns the fields of a scored row, from the judge's replies by field."""
-    verdicts = {game: said(reply) for game, reply in replies.items()}
+    verdicts = {game: text_of_verdict(reply) for game, reply in replies.items()}
     return verdicts | {"model_metadata": style(answer)}
 
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.lm_eval_tasks import add_package
+from rlmt.lm_eval_tasks import add_package
 from utils import in_one_line
 
 # fields that a program reads and does not show the model

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
     count_rows,
@@ -23,7 +24,6 @@ from benchmarks.scoring import (
     mean_interval,
     task_means,
 )
-from benchmarks.shared import said
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
@@ -142,7 +142,7 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
     return {
         "title": task["title"],
         "iteration": task["iteration"],
-        "judge_text": said(replies["judge_text"]),
+        "judge_text": text_of_verdict(replies["judge_text"]),
     }
 
 

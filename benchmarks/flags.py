@@ -4,7 +4,7 @@ of the run."""
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.foreign import FOREIGN_STYLES
+from rlmt.foreign import FOREIGN_STYLES
 from utils import THINK_FORMATS
 
 

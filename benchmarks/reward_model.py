@@ -8,59 +8,67 @@ import sys
 
 import torch
 
-from utils import join_thinking, or_fail
-from benchmarks import shared
-from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.shared import short_hash
+from benchmarks.tested_model import TestedModel
+from rlmt.foreign import FOREIGN_STYLES
+from rlmt.reward_model import RewardModel
 from rlmt.run import digests_of
-from rewards.preference import RewardModel
+from utils import join_thinking, or_fail
 
 
-def check(args) -> None:
-    """Exits with 2 if --reward-model cannot score the model's answers; does nothing without one."""
-    if args.reward_model:
-        or_fail(RewardModel.check, args.reward_model, "", args.reward_on, scored_format(args))
+class Proxy:
+    """The reward model of --reward-model, if there is one, which scores the answers of a tested model.
 
+    The flags of the tested model are AnswerFlags.
+    """
 
-def fingerprint(args) -> str:
-    """Hashes what two comparable rewards share: the reward model and what it reads."""
-    state = [args.reward_model, args.reward_on, digests_of(args.reward_model)]
-    return shared.short_hash(json.dumps(state))
+    def __init__(self, tested: TestedModel):
+        self.tested = tested
+        self.path = tested.args.reward_model
+        self.reward_on = tested.args.reward_on
 
+    @property
+    def think_format(self) -> str:
+        """Returns the think format in which the reward model reads the answers: `think` for those of a
+        foreign style."""
+        if self.tested.think_format in FOREIGN_STYLES:
+            return "think"
+        return self.tested.think_format
 
-def scored_format(args) -> str:
-    """Returns the think format in which the reward model reads the answers: `think` for those of a foreign
-    style."""
-    think_format = shared.think_format(args)
-    if think_format in FOREIGN_STYLES:
-        return "think"
-    return think_format
+    def check(self) -> None:
+        """Exits with 2 if the reward model cannot score the model's answers; does nothing without one."""
+        if self.path:
+            or_fail(RewardModel.check, self.path, "", self.reward_on, self.think_format)
 
+    def fingerprint(self) -> str:
+        """Hashes what two comparable rewards share: the reward model and what it reads."""
+        return short_hash(json.dumps([self.path, self.reward_on, digests_of(self.path)]))
 
-def scored_text(args, row: dict) -> str:
-    """Returns the completion of a generation row in the format that `scored_format` names."""
-    if shared.think_format(args) not in FOREIGN_STYLES:
-        return row["text"]
-    if not row["thinking"]:
-        return row["response"]
-    return join_thinking(row["thinking"], row["response"], "think")
+    def add_rewards(self, rows: list[dict]) -> None:
+        """Adds the reward model's `reward` to the generation rows in good format."""
+        good = [row for row in rows if row["status"] == "ok"]
+        model = RewardModel(self.path, self.reward_on, self.think_format, dtype=self.tested.args.dtype)
+        rewards = model.score([row["messages"] for row in good], list(map(self._text_to_score, good)))
+        for row, reward in zip(good, rewards):
+            row["reward"] = reward
+        if any(model.cut):
+            print(
+                f"WARNING: {self.path} read {sum(model.cut)} of {len(good)} conversations without their "
+                "end, as they "
+                "are longer than its context; --max-tokens keeps answers short",
+                file=sys.stderr,
+            )
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()  # a local judge may need the memory
 
-
-def add_rewards(args, rows: list[dict]) -> None:
-    """Adds the reward model's `reward` to the generation rows in good format."""
-    good = [row for row in rows if row["status"] == "ok"]
-    model = RewardModel(args.reward_model, args.reward_on, scored_format(args), dtype=args.dtype)
-    rewards = model.score([row["messages"] for row in good], [scored_text(args, row) for row in good])
-    for row, reward in zip(good, rewards):
-        row["reward"] = reward
-    if any(model.cut):
-        print(
-            f"WARNING: {args.reward_model} read {sum(model.cut)} of {len(good)} conversations without their end, as they "
-            "are longer than its context; --max-tokens keeps answers short",
-            file=sys.stderr,
-        )
-    del model
-    gc.collect()
-    torch.cuda.empty_cache()  # a local judge may need the memory
+    def _text_to_score(self, row: dict) -> str:
+        """Returns the completion of a generation row in the format that the reward model reads."""
+        if self.tested.think_format not in FOREIGN_STYLES:
+            return row["text"]
+        if not row["thinking"]:
+            return row["response"]
+        return join_thinking(row["thinking"], row["response"], "think")
 
 
 def best_answers(rows: list[dict]) -> list[dict]:

@@ -152,11 +152,11 @@ def check_rows(
     tasks: list[dict],
     keys: tuple[str, ...],
     source: str,
-    check: Callable[[dict, str], dict],
+    check_answer: Callable[[dict, str], dict],
     several_samples: bool = True,
     apply: Callable = map,
 ) -> list[dict]:
-    """Returns the rows' results, with what `check(task, text)` says of each.
+    """Returns the rows' results, with what `check_answer(task, text)` says of each.
 
     A row without text is `invalid`; a row whose task does not count is `excluded`. A row's `reward` is kept.
     `apply` is map, or a pool's map.
@@ -178,7 +178,7 @@ def check_rows(
             texts.append(text)
 
     answered_tasks = [tasks[result["task"]] for result in answered]
-    for result, verdict in zip(answered, apply(check, answered_tasks, texts)):
+    for result, verdict in zip(answered, apply(check_answer, answered_tasks, texts)):
         result |= verdict
     return results
 
@@ -219,30 +219,6 @@ def shorten(text: str, words: int) -> str:
     if words == 0 or len(parts) <= words:
         return text
     return " ".join(parts[:words]) + CUT_MARK
-
-
-def refuse_repeats(items: list[tuple]) -> dict:
-    """Makes a JSON object; raises ValueError if a key stands twice: json would keep the last."""
-    found = dict(items)
-    if len(found) < len(items):
-        raise ValueError("a key stands twice")
-    return found
-
-
-def read_object(text: str) -> dict:
-    """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
-    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
-    for candidate in (text, from_first_to_last_brace):
-        try:
-            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
-        except json.JSONDecodeError:
-            continue
-        except RecursionError:
-            break
-        if isinstance(found, dict):
-            return found
-        break
-    raise ValueError("no JSON object, or more than one")
 
 
 def task_means(values: Iterable[float], tasks: Iterable) -> dict:
@@ -335,12 +311,13 @@ INDEX_COLUMNS = (
 TASK_COLUMNS = ("benchmark", "metric", "temperature", "task", "mean")
 
 
-def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str, interval: str = "") -> dict:
-    """Returns the line of runs.csv for one metric of `numbers`; `interval` is the key of its interval,
-    METRIC_interval if it is empty."""
+def index_row(benchmark: str, numbers: dict, metric: str, fingerprint: str, interval: str = "") -> dict:
+    """Returns the line of runs.csv for one metric of `numbers`, without model, temperature and judge.
+
+    `interval` is the key of its interval, METRIC_interval if it is empty.
+    """
     low, high = numbers.get(interval or f"{metric}_interval") or (None, None)
     return {
-        "model": getattr(args, "model", ""),
         "benchmark": benchmark,
         "metric": metric,
         "value": numbers.get(metric),
@@ -349,8 +326,6 @@ def index_row(args, benchmark: str, numbers: dict, metric: str, fingerprint: str
         "task_means": numbers.get("task_means", {}).get(metric),
         "n": numbers["n"],
         "n_invalid": numbers["n_invalid"],
-        "temperature": getattr(args, "temperature", None),
-        "judge": args.judge,
         "fingerprint": fingerprint,
     }
 

@@ -32,12 +32,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks import shared
+from benchmarks.judge import Judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import mean, mean_interval, read_object, task_means, withhold
+from benchmarks.scoring import mean, mean_interval, task_means, withhold
 from rewards import simulated_user
 from rlmt.data import write_jsonl
 from rlmt.scorers import load_function
+from rlmt.verdicts import read_object
 from utils import fail
 
 # --- 1. stored dialogues
@@ -156,7 +157,7 @@ def strategy_request(args, dialogue: dict) -> dict:
         "strategies": "\n".join(f"{code}: {words}" for code, words in STRATEGIES.items()),
         "keys": ", ".join(f'"{number}": ["..."]' for number in range(1, n_replies + 1)),
     }
-    return shared.judge_request(args, fill_messages(STRATEGY_PROMPT, fields))
+    return Judge(args).request(fill_messages(STRATEGY_PROMPT, fields))
 
 
 def read_strategies(text: str) -> list[list[str]]:
@@ -299,7 +300,7 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
 
 def check_judge(args) -> None:
     """Exits with 2 if --judge cannot be asked, or if --template cannot be filled in."""
-    shared.check_judge(args)
+    Judge(args).check()
     capability_template(args)
 
 
@@ -322,7 +323,7 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
         codes = list(map(load_function(args.judge), judged))
     else:
         requests = [strategy_request(args, dialogue) for dialogue in judged]
-        codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
+        codes = [reply.value for reply in Judge(args, args.dtype).ask(requests, read_strategies, run)]
     for place, dialogue in enumerate(judged):
         if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
             codes[place] = None
@@ -335,8 +336,8 @@ def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
         requests = []
         for dialogue in judged:
             messages = fill_messages(capability_template(args), capability_fields(dialogue))
-            requests.append(shared.judge_request(args, messages))
-        marks = [reply.value for reply in shared.ask_judge(args, requests, read_marks, run)]
+            requests.append(Judge(args).request(messages))
+        marks = [reply.value for reply in Judge(args, args.dtype).ask(requests, read_marks, run)]
         scores["capabilities"] = if_reliable(args, marks, score_capabilities, marks, args.seed)
         rows["capabilities"] = marks
 

@@ -9,7 +9,7 @@ import re
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from benchmarks.foreign import FOREIGN_STYLES, style_of
+from rlmt.foreign import FOREIGN_STYLES, style_of
 from rlmt.chat import choose_template, ends_of_template, render
 from utils import THINK_FORMATS
 

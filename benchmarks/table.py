@@ -31,6 +31,7 @@ from types import ModuleType
 from benchmarks import alpacaeval2, arenahard2, creativewriting3, ifeval, verified
 from benchmarks.accuracy import accuracy
 from benchmarks.scoring import check_rows, load  # noqa: F401  load is for a benchmark of one's own
+from rlmt import code_runner
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Benchmark:
     """(rows, data, name of the rows' file for messages) -> numbers, and each row's result under `rows`."""
     metrics: tuple[str, ...]
     """Keys of the numbers that go into results/runs.csv; the first is the headline."""
-    check: Callable[[list[dict]], None] | None = None
+    check_tasks: Callable[[list[dict]], None] | None = None
     """(tasks to ask) -> None; exits with 2 if one cannot be scored."""
     several_samples: bool = False
     """Whether a task takes several answers."""
@@ -54,6 +55,11 @@ class Benchmark:
     """Module of a benchmark with a judge, which also has JUDGE_OPTIONS and PLACEHOLDERS (by protocol),
     `judge_template`, `judge_fields`, `parse_reply` and `judged_fields`; benchmarks/alpacaeval2.py is an
     example."""
+
+    @property
+    def has_words(self) -> bool:
+        """Returns whether a judge, or else the model, reads words that are not the tasks' own."""
+        return self.judge is not None or self.several_samples
 
 
 def judged(module: ModuleType, *metrics: str) -> Benchmark:
@@ -92,7 +98,7 @@ INSTRUCTIONS = Benchmark(
     load_tasks=ifeval.load_tasks,
     score=ifeval.score,
     metrics=("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose"),
-    check=ifeval.check_tasks,
+    check_tasks=ifeval.check_tasks,
 )
 BENCHMARKS = {
     "alpacaeval2": judged(alpacaeval2, "lc_win_rate", "win_rate", "lc_win_rate_paper", "win_rate_paper"),
@@ -129,6 +135,6 @@ BENCHMARKS = {
         verified.HUMANEVAL_PROMPT,
         verified.load_humaneval,
         verified.humaneval_check,
-        apply=verified.map_in_parallel,
+        apply=code_runner.map_in_parallel,
     ),
 }

@@ -49,10 +49,12 @@ import pandas as pd
 
 from benchmarks import shared
 from benchmarks.flags import JudgeFlags
+from benchmarks.judge import Judge, digests_of_judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import mean_interval, read_object
+from benchmarks.scoring import mean_interval
 from rlmt.data import read_rows, write_jsonl
 from rlmt.run import Run
+from rlmt.verdicts import read_object
 from utils import fail, or_fail
 
 
@@ -83,39 +85,42 @@ class Args(JudgeFlags):
 # --- 1. pairs of plans
 
 
-def match_plans(args: Args) -> list[dict]:
-    """Returns pairs {id, messages, model (a plan), baseline (a plan)}.
+def match_plans(generations: str, baseline: str, temperature: float | None, seed: int) -> list[dict]:
+    """Returns pairs {id, messages, model (a plan), baseline (a plan)} of two files.
 
-    Their order follows from --seed and the ids alone: other checkpoints meet on the same prompts.
+    Their order follows only from seed and ids: other checkpoints meet on the same prompts.
     """
-    model_plans = read_plans(args, args.generations)
-    baseline_plans = read_plans(args, args.baseline)
+    model_plans = read_plans(generations, temperature)
+    baseline_plans = read_plans(baseline, temperature)
 
     def draw(prompt_id) -> float:
-        return random.Random(f"{args.seed} {prompt_id}").random()
+        return random.Random(f"{seed} {prompt_id}").random()
 
     pairs = []
     for prompt_id in sorted(model_plans.keys() & baseline_plans.keys(), key=draw):
         ours = model_plans[prompt_id]
         theirs = baseline_plans[prompt_id]
         if ours["messages"] != theirs["messages"]:
-            fail(f"id {prompt_id!r} has other 'messages' in {args.generations} than in {args.baseline}")
+            fail(f"id {prompt_id!r} has other 'messages' in {generations} than in {baseline}")
         pair = {"id": prompt_id, "messages": ours["messages"]}
         pairs.append(pair | {"model": ours["thinking"], "baseline": theirs["thinking"]})
     return pairs
 
 
-def read_plans(args: Args, path: str) -> dict:
-    """Returns {id: the row whose plan is used} of a file, and prints how many of its rows these are."""
+def read_plans(path: str, temperature: float | None) -> dict:
+    """Returns {id: the row whose plan is used} of a file, and prints how many of its rows these are.
+
+    `temperature`: of the rows that may be used; None: of all.
+    """
     rows = read_rows(path, "messages", "status")
     temperatures = {row.get("temperature") for row in rows} - {None}
-    if args.temperature is None and len(temperatures) > 1:
+    if temperature is None and len(temperatures) > 1:
         fail(f"{path} has several temperatures; choose one with --temperature: {sorted(temperatures)}")
 
     rows.sort(key=lambda row: -row.get("step", 0))  # keeps the order of the file within a step
     plans = {}
     for row in rows:
-        is_chosen = args.temperature in (None, row.get("temperature"))
+        is_chosen = temperature in (None, row.get("temperature"))
         if is_chosen and row["status"] == "ok" and (row.get("thinking") or "").strip():
             plans.setdefault(row["id"], row)
     print(f"{path}: {len(plans)} plans are used, of {len(rows)} rows")
@@ -166,19 +171,6 @@ PLACEHOLDERS = {
 }
 
 
-def step_template(args: Args, step: str) -> str:
-    """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be filled
-    in."""
-    if args.template:
-        return read_template(f"{args.template}/{step}.txt", PLACEHOLDERS[step])
-    return TEMPLATES[step]
-
-
-def step_request(args: Args, step: str, **fields: str) -> dict:
-    fields["most"] = str(args.max_traits)
-    return shared.judge_request(args, fill_messages(step_template(args, step), fields))
-
-
 def show_conversation(pair: dict) -> str:
     return "\n\n".join(f"{message['role'].upper()}: {message['content']}" for message in pair["messages"])
 
@@ -189,48 +181,6 @@ def show_plans(pair: dict, model_is: int) -> str:
     if model_is == 2:
         plans.reverse()
     return f"<plan 1>\n{plans[0]}\n</plan 1>\n\n<plan 2>\n{plans[1]}\n</plan 2>"
-
-
-def extract_requests(args: Args, pairs: list[dict]) -> list[dict]:
-    rng = random.Random(args.seed)
-    requests = []
-    for start in range(0, len(pairs), args.batch_pairs):
-        model_is = rng.choice((1, 2))
-        parts = []
-        for number, pair in enumerate(pairs[start : start + args.batch_pairs], 1):
-            plans = show_plans(pair, model_is)
-            parts.append(f"# Conversation {number}\n{show_conversation(pair)}\n\n{plans}")
-        requests.append(step_request(args, "extract", pairs="\n\n".join(parts)))
-    return requests
-
-
-def merge_request(args: Args, trait_lists: list[list[dict]]) -> dict:
-    parts = []
-    for number, traits in enumerate(trait_lists, 1):
-        lines = [f"- {trait['name']}: {trait['description']}" for trait in traits]
-        parts.append("\n".join([f"# Reader {number}", *lines]))
-    return step_request(args, "merge", lists="\n\n".join(parts))
-
-
-def compare_requests(args: Args, pairs: list[dict], traits: list[dict]) -> list[dict]:
-    """Returns two requests for each pair: --generations' plan first, then second."""
-    lines = []
-    keys = []
-    for number, trait in enumerate(traits, 1):
-        lines.append(f"T{number}. {trait['name']}: {trait['description']}")
-        keys.append(f'"T{number}": "..."')
-
-    requests = []
-    for pair in pairs:
-        for model_is in (1, 2):
-            fields = {
-                "conversation": show_conversation(pair),
-                "plans": show_plans(pair, model_is),
-                "traits": "\n".join(lines),
-                "keys": ", ".join(keys),
-            }
-            requests.append(step_request(args, "compare", **fields))
-    return requests
 
 
 # --- 3. what it replies
@@ -280,32 +230,102 @@ def read_verdicts(text: str, n_traits: int) -> list[str]:
     return choices
 
 
-def extract(args: Args, requests: list[dict], run: Path) -> list[dict]:
-    """Asks the judge for traits in batches, and for one list of all these."""
-    parse = partial(read_traits, most=args.max_traits)
-    replies = shared.ask_judge(args, requests, parse, run)
-    trait_lists = [reply.value for reply in replies if reply.value]
-    print(f"{len(trait_lists)} of {len(replies)} batches have traits", flush=True)
-    if not trait_lists:
-        fail(f"no traits to merge; see {run / 'judge.jsonl'}")
-    [merged] = shared.ask_judge(args, [merge_request(args, trait_lists)], parse, run)
-    if not merged.value:
-        fail(f"no merged traits: {merged.error}; see {run / 'judge.jsonl'}, or give a list by --traits")
-    return merged.value
+# --- 4. the judge
 
 
-def compare(args: Args, pairs: list[dict], traits: list[dict], run: Path) -> list[dict]:
-    """Asks the judge to compare all pairs in both orders; returns the rows that `score_verdicts` reads."""
-    parse = partial(read_verdicts, n_traits=len(traits))
-    replies = shared.ask_judge(args, compare_requests(args, pairs, traits), parse, run)
-    rows = []
-    for place, reply in enumerate(replies):
-        order = {"id": pairs[place // 2]["id"], "model_is": 1 + place % 2}
-        rows.append(order | {"choices": reply.value, "invalid": reply.error})
-    return rows
+class TraitJudge(Judge):
+    """A judge that names traits, and compares plans by them; its flags are those above."""
+
+    def template(self, step: str) -> str:
+        """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be
+        filled in."""
+        if self.args.template:
+            return read_template(f"{self.args.template}/{step}.txt", PLACEHOLDERS[step])
+        return TEMPLATES[step]
+
+    def request_of(self, step: str, **fields: str) -> dict:
+        fields["most"] = str(self.args.max_traits)
+        return self.request(fill_messages(self.template(step), fields))
+
+    def extract_requests(self, pairs: list[dict]) -> list[dict]:
+        rng = random.Random(self.args.seed)
+        size = self.args.batch_pairs
+        requests = []
+        for start in range(0, len(pairs), size):
+            model_is = rng.choice((1, 2))
+            parts = []
+            for number, pair in enumerate(pairs[start : start + size], 1):
+                plans = show_plans(pair, model_is)
+                parts.append(f"# Conversation {number}\n{show_conversation(pair)}\n\n{plans}")
+            requests.append(self.request_of("extract", pairs="\n\n".join(parts)))
+        return requests
+
+    def merge_request(self, trait_lists: list[list[dict]]) -> dict:
+        parts = []
+        for number, traits in enumerate(trait_lists, 1):
+            lines = [f"- {trait['name']}: {trait['description']}" for trait in traits]
+            parts.append("\n".join([f"# Reader {number}", *lines]))
+        return self.request_of("merge", lists="\n\n".join(parts))
+
+    def compare_requests(self, pairs: list[dict], traits: list[dict]) -> list[dict]:
+        """Returns two requests for each pair: --generations' plan first, then second."""
+        lines = []
+        keys = []
+        for number, trait in enumerate(traits, 1):
+            lines.append(f"T{number}. {trait['name']}: {trait['description']}")
+            keys.append(f'"T{number}": "..."')
+
+        requests = []
+        for pair in pairs:
+            for model_is in (1, 2):
+                fields = {
+                    "conversation": show_conversation(pair),
+                    "plans": show_plans(pair, model_is),
+                    "traits": "\n".join(lines),
+                    "keys": ", ".join(keys),
+                }
+                requests.append(self.request_of("compare", **fields))
+        return requests
+
+    def extract(self, requests: list[dict], run: Path) -> list[dict]:
+        """Asks for traits in batches, and for one list of all these."""
+        parse = partial(read_traits, most=self.args.max_traits)
+        replies = self.ask(requests, parse, run)
+        trait_lists = [reply.value for reply in replies if reply.value]
+        print(f"{len(trait_lists)} of {len(replies)} batches have traits", flush=True)
+        if not trait_lists:
+            fail(f"no traits to merge; see {run / 'judge.jsonl'}")
+        [merged] = self.ask([self.merge_request(trait_lists)], parse, run)
+        if not merged.value:
+            fail(f"no merged traits: {merged.error}; see {run / 'judge.jsonl'}, or give a list by --traits")
+        return merged.value
+
+    def compare(self, pairs: list[dict], traits: list[dict], run: Path) -> list[dict]:
+        """Asks to compare all pairs in both orders; returns the rows that `score_verdicts` reads."""
+        parse = partial(read_verdicts, n_traits=len(traits))
+        replies = self.ask(self.compare_requests(pairs, traits), parse, run)
+        rows = []
+        for index, reply in enumerate(replies):
+            order = {"id": pairs[index // 2]["id"], "model_is": 1 + index % 2}
+            rows.append(order | {"choices": reply.value, "invalid": reply.error})
+        return rows
+
+    def fingerprint(self, traits: list[dict], pairs: list[dict]) -> str:
+        """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts,
+        baseline."""
+        contents = [
+            self.args.judge,
+            self.args.judge_max_tokens,
+            self.template("compare"),
+            traits,
+            [(pair["messages"], pair["baseline"]) for pair in pairs],
+            digests_of_judge(self.args.judge),
+            *self.args.omit,
+        ]
+        return shared.short_hash(json.dumps(contents))
 
 
-# --- 4. from verdicts to win rates
+# --- 5. from verdicts to win rates
 
 
 # what a verdict is worth to the plan of --generations when that is plan 1; when it is plan 2, 1 - this
@@ -332,8 +352,8 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
     values = np.vectorize(WORTH.get)(choices)  # (prompts, 2 orders, traits)
     values[:, 1] = 1 - values[:, 1]
     numbers_by_trait = {}
-    for place, trait in enumerate(traits):
-        of_trait = values[:, :, place]
+    for index, trait in enumerate(traits):
+        of_trait = values[:, :, index]
         numbers = {
             "description": trait["description"],
             "win_rate": float(of_trait.mean()),
@@ -356,29 +376,15 @@ def score_verdicts(rows: list[dict], traits: list[dict], max_invalid: float, see
     }
 
 
-# --- 5. the run
-
-
-def fingerprint(args: Args, traits: list[dict], pairs: list[dict]) -> str:
-    """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts,
-    baseline."""
-    contents = [
-        args.judge,
-        args.judge_max_tokens,
-        step_template(args, "compare"),
-        traits,
-        [(pair["messages"], pair["baseline"]) for pair in pairs],
-        shared.digests_of_judge(args.judge),
-        *args.omit,
-    ]
-    return shared.short_hash(json.dumps(contents))
+# --- 6. the run
 
 
 def main(args: Args) -> None:
     # --- data, checked before anything is asked
-    pairs = match_plans(args)
-    shared.check_model_judge(args, "traits")
-    shared.check_judge(args)
+    pairs = match_plans(args.generations, args.baseline, args.temperature, args.seed)
+    judge = TraitJudge(args)
+    judge.check_is_model("traits")
+    judge.check()
     if args.traits:
         found = load_traits(args.traits)
         requests = []
@@ -386,28 +392,28 @@ def main(args: Args) -> None:
         extracted = pairs[: args.extract_pairs]
         not_known_yet = {"name": "x" * 80, "description": "x" * 400}  # for the estimate
         found = {"traits": [not_known_yet] * args.max_traits, "prompts": [pair["id"] for pair in extracted]}
-        requests = extract_requests(args, extracted)
+        requests = judge.extract_requests(extracted)
     compared = [pair for pair in pairs if pair["id"] not in found["prompts"]][: args.compare_pairs or None]
     if not compared:
         fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
-    comparing = compare_requests(args, compared, found["traits"])
+    comparing = judge.compare_requests(compared, found["traits"])
     run = Run(args, "traits", str(Path(args.generations).parent))
-    shared.print_estimate(args, run.folder, requests, "extract")  # and one call more, which merges
-    shared.print_estimate(args, run.folder, comparing, "compare")
-    shared.try_judge(args, run.folder, requests or comparing)
+    judge.print_estimate(run.folder, requests, "extract")  # and one call more, which merges
+    judge.print_estimate(run.folder, comparing, "compare")
+    judge.try_first(run.folder, requests or comparing)
     if args.dry_run:
         return
     run.start(has_steps=False)
 
     # --- traits, verdicts, win rates
     if not args.traits:
-        found["traits"] = extract(args, requests, run.folder)
+        found["traits"] = judge.extract(requests, run.folder)
     traits = found["traits"]
     (run.folder / "traits.json").write_text(json.dumps(found, indent=1) + "\n")
-    verdicts = compare(args, compared, traits, run.folder)
+    verdicts = judge.compare(compared, traits, run.folder)
     write_jsonl(run.folder / "verdicts.jsonl", verdicts)
     numbers = or_fail(score_verdicts, verdicts, traits, args.max_invalid, args.seed)
-    judging = fingerprint(args, traits, compared)
+    judging = judge.fingerprint(traits, compared)
     print(pd.DataFrame(numbers["traits"]).T.drop(columns="description").to_string())
     summary = {
         "model": args.generations,

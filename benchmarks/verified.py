@@ -17,14 +17,12 @@ Where the paper's code and the official tool differ, the official value has the 
 """
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import lm_eval_tasks
 from benchmarks.scoring import get_field, load
+from rlmt import code_runner
+from rlmt.verdicts import last_boxed, normalise_math, top_level_braces
 from utils import fail
 
 
@@ -104,63 +102,12 @@ def mmlu_redux_check(task: dict, response: str) -> dict:
 
 MATH500_PROMPT = "{problem}\n\nReason step by step and put the final answer in \\boxed{{}}."
 
-SLASH = "\0"  # takes the place of a / in an answer
-
 
 def load_math500(data: Path) -> list[dict]:
     tasks = load(data, "test.json*", "problem", "answer")
     for number, task in enumerate(tasks, 1):
         task["answer"] = truth_text(task["answer"], f"{data}, row {number}")
     return tasks
-
-
-def top_level_braces(text: str) -> list[str]:
-    """Lists every complete {...} that is in no other. Braces are counted even inside strings, as in the
-    paper's code."""
-    found = []
-    depth = 0
-    for match in re.finditer("[{}]", text):
-        if match[0] == "{":
-            depth += 1
-            if depth == 1:
-                start = match.start()
-        elif depth > 0:
-            depth -= 1
-            if depth == 0:
-                found.append(text[start : match.end()])
-    return found
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}; None if nothing is boxed, or the last box is not closed.
-
-    After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
-    """
-    if "\\boxed " in text:
-        after_box = text.rpartition("\\boxed ")[2]
-        return after_box.partition("$")[0]
-
-    _, box, after_box = text.rpartition("\\boxed")
-    if not box or not after_box.startswith("{"):
-        return None
-    groups = top_level_braces(after_box)
-    return groups[0][1:-1] if groups else None
-
-
-def normalise_math(text: str) -> str:
-    """Returns an answer in the spelling that the paper's code compares, that of Hendrycks et al. (MATH).
-
-    What they cannot read, such as one with two units, stays as it is.
-    """
-    lm_eval_tasks.prepare()
-    from lm_eval.tasks.hendrycks_math.utils import strip_string
-
-    try:
-        # they raise an error for a fraction a/b that is not of integers
-        spelled = strip_string(text.replace("/", SLASH)).replace(SLASH, "/")
-    except (AssertionError, IndexError):
-        return text
-    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", spelled)
 
 
 def math500_check(task: dict, response: str) -> dict:
@@ -304,8 +251,6 @@ def load_humaneval(data: Path) -> list[dict]:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """Runs the prompt with its completion (of prose, the code block), then the test, in a sandbox."""
-    from rewards import code_runner  # here, as rewards imports this package
-
     completion = code_runner.find_program(text, {task["entry_point"]})
     test = f"{task['test']}\ncheck({task['entry_point']})"
     output = code_runner.run(f"{task['prompt']}\n{completion}", test)
@@ -314,11 +259,3 @@ def humaneval_check(task: dict, text: str) -> dict:
         "program_status": output.status,  # `status` is that of the generation
         "stderr": output.stderr[-300:],
     }
-
-
-def map_in_parallel(check: Callable, *arguments) -> Iterable:
-    """Does as map, with a program per CPU that this process may use: with more, wall time would be short."""
-    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of an accelerated launch on this machine
-    n_programs = max(1, len(os.sched_getaffinity(0)) // n_processes)
-    with ThreadPoolExecutor(n_programs) as pool:
-        return pool.map(check, *arguments)

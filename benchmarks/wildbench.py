@@ -2,21 +2,28 @@
 
 A verdict row is {id, output_len, skipped, ...} with `choice`, `model_is` and `reference_len` (WB-Reward) or
 `score` (WB-Score). Lengths are in characters. `skipped` says why the official board leaves a row out:
-"empty", "cut" or "". `args` are the flags of eval_wildbench.py, which also says how `--protocol paper`
-differs from `official`.
+"empty", "cut" or "". eval_wildbench.py says how `--protocol paper` differs from `official`.
 """
 
+import functools
+import json
 import math
 import random
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.judge_template import Placeholders, fill_messages
-from benchmarks.scoring import mean, mean_interval, read_object, shorten, task_means
-from benchmarks.shared import judge_request
+from benchmarks.judge import RETRIES, Judge, digests_of_judge
+from benchmarks.judge_template import Placeholders, fill_messages, read_template
+from benchmarks.scoring import mean, mean_interval, shorten, task_means
+from benchmarks.reward_model import Proxy
+from benchmarks.shared import short_hash
+from rlmt.verdicts import read_object
+from utils import or_fail
 
 # --- 1. what the judge is shown
 
@@ -75,54 +82,7 @@ KEPT_WORDS = {  # of the history and of each answer; 0: all
 }
 
 
-def list_verdicts(args, tasks: list[dict], answers: list[str | None]) -> list[dict]:
-    """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
-
-    `choice` or `score` is None until the judge fills it in. Without an answer (None) it stays so: the row is
-    `invalid` and has no `output_len`.
-    """
-    rng = random.Random(args.seed)
-    verdicts = []
-    for task, answer in zip(tasks, answers, strict=True):
-        common = {
-            "id": task["id"],
-            "primary_tag": task.get("primary_tag"),
-            "secondary_tags": task.get("secondary_tags") or [],
-        }
-        if answer is None:
-            common |= {"output_len": None, "invalid": "the model gave no answer"}
-            answer = ""
-        else:
-            common["output_len"] = len(answer)
-        if args.mode == "score":
-            shown, skipped = judge_fields(args, task, model_output=answer)
-            verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
-            continue
-        for name in args.references:
-            reference = task["references"][name].strip()
-            sides = "AB"
-            if args.orders == "random":
-                sides = rng.choice("AB")
-            for side in sides:
-                first, second = (answer, reference) if side == "A" else (reference, answer)
-                shown, skipped = judge_fields(args, task, candidate_A=first, candidate_B=second)
-                pair = {
-                    "reference": name,
-                    "model_is": side,
-                    "reference_len": len(reference),
-                    "choice": None,
-                    "shown": shown,
-                    "skipped": skipped,
-                }
-                verdicts.append(common | pair)
-    return verdicts
-
-
-def judge_requests(args, verdicts: list[dict], template: str) -> list[dict]:
-    return [judge_request(args, fill_messages(template, verdict["shown"])) for verdict in verdicts]
-
-
-def judge_fields(args, task: dict, **candidates: str) -> tuple[dict[str, str], str]:
+def judge_fields(mode: str, protocol: str, task: dict, **candidates: str) -> tuple[dict[str, str], str]:
     """Returns what the judge is shown of a task, by placeholder, and why the board leaves the verdict out.
 
     The official board does so if an answer is empty, or was cut for the judge
@@ -131,7 +91,7 @@ def judge_fields(args, task: dict, **candidates: str) -> tuple[dict[str, str], s
     Args:
         candidates: candidate_A and candidate_B (reward), or model_output (score).
     """
-    words = KEPT_WORDS[args.mode, args.protocol]
+    words = KEPT_WORDS[mode, protocol]
     *history, query = task["messages"]
     turns = [f"{message['role'].upper()}: {message['content']}" for message in history]
     fields = {
@@ -146,7 +106,7 @@ def judge_fields(args, task: dict, **candidates: str) -> tuple[dict[str, str], s
             skipped = "cut"
         if not text:
             skipped = "empty"
-    if args.protocol == "paper":  # its code never cuts the query, and skips nothing
+    if protocol == "paper":  # its code never cuts the query, and skips nothing
         fields["user_query"] = query["content"]
         skipped = ""
     return fields, skipped
@@ -282,7 +242,7 @@ def score_verdicts(rows: list[dict], mode: str, protocol: str = "official", seed
 
 
 def lacks_text(row: dict, mode: str) -> bool:
-    """Tells whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say
+    """Returns whether the board skips a row: an answer is empty, or was cut for the judge. Stored rows say
     lengths."""
     if row["output_len"] is None:  # an endpoint gave no answer
         return False
@@ -373,3 +333,139 @@ def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
         "n_invalid": len(rows) - len(judged),
         "checks": checks.mean().to_dict(),
     }
+
+
+# --- 5. a model as the judge
+
+HEADLINES = {"reward": "wb_reward", "score": "wb_score", "program": "score"}  # by --mode
+
+
+class WildBenchJudge(Judge):
+    """The judge of WildBench, with the rules of --mode, --protocol, --references and --orders.
+
+    Its flags are those of eval_wildbench.py.
+    """
+
+    @property
+    def headline(self) -> str:
+        """Returns the metric that is shown first."""
+        if self.who.kind == "nobody":
+            return "mean_reward"
+        return HEADLINES[self.args.mode]
+
+    @property
+    def template(self) -> str:
+        """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
+        mode = self.args.mode
+        if not self.args.template:
+            return TEMPLATES[mode]
+        return read_template(self.args.template, PLACEHOLDERS[mode], f" with --mode {mode}")
+
+    def list_verdicts(self, tasks: list[dict], answers: list[str | None], orders: str = "") -> list[dict]:
+        """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
+
+        `choice` or `score` is None until the judge fills it in. Without an answer (None) it stays so: the
+        row is `invalid` and has no `output_len`.
+
+        Args:
+            orders: in the place of --orders.
+        """
+        args = self.args
+        rng = random.Random(args.seed)
+        verdicts = []
+        for task, answer in zip(tasks, answers, strict=True):
+            common = {
+                "id": task["id"],
+                "primary_tag": task.get("primary_tag"),
+                "secondary_tags": task.get("secondary_tags") or [],
+            }
+            if answer is None:
+                common |= {"output_len": None, "invalid": "the model gave no answer"}
+                answer = ""
+            else:
+                common["output_len"] = len(answer)
+            if args.mode == "score":
+                shown, skipped = judge_fields("score", args.protocol, task, model_output=answer)
+                verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
+                continue
+            for name in args.references:
+                reference = task["references"][name].strip()
+                sides = "AB"
+                if (orders or args.orders) == "random":
+                    sides = rng.choice("AB")
+                for side in sides:
+                    first, second = (answer, reference) if side == "A" else (reference, answer)
+                    shown, skipped = judge_fields(
+                        "reward", args.protocol, task, candidate_A=first, candidate_B=second
+                    )
+                    pair = {
+                        "reference": name,
+                        "model_is": side,
+                        "reference_len": len(reference),
+                        "choice": None,
+                        "shown": shown,
+                        "skipped": skipped,
+                    }
+                    verdicts.append(common | pair)
+        return verdicts
+
+    def requests_about(self, verdicts: list[dict]) -> list[dict]:
+        return [self.request(fill_messages(self.template, verdict["shown"])) for verdict in verdicts]
+
+    def requests_if_all_answer(self, tasks: list[dict], answer: str, orders: str = "") -> list[dict]:
+        """Returns all requests if every task got this answer; none to a program."""
+        if self.args.mode == "program":
+            return []
+        return self.requests_about(self.list_verdicts(tasks, [answer] * len(tasks), orders))
+
+    def fill_in(self, verdicts: list[dict], run: Path) -> None:
+        """Fills in `choice` or `score`, and `invalid`: "", or why the reply cannot be read.
+
+        The judge is not asked where `invalid` says already that there is no answer, nor about a pair that the
+        board skips.
+        """
+        mode = self.args.mode
+        to_ask = []
+        for verdict in verdicts:
+            if "invalid" not in verdict and (mode == "score" or not verdict["skipped"]):
+                to_ask.append(verdict)
+        parse = functools.partial(read_verdict, mode=mode)
+        replies = self.ask(self.requests_about(to_ask), parse, run, RETRIES[self.args.protocol])
+        for verdict, reply in zip(to_ask, replies, strict=True):
+            verdict |= {VERDICT_KEYS[mode]: reply.value, "invalid": reply.error}
+
+    def score(self, verdicts: list[dict]) -> dict:
+        """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards
+        0."""
+        args = self.args
+        numbers = or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.seed)
+        n_skipped = numbers["n_skipped"]
+        if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
+            print(
+                f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
+                "1000 words; as on the board, each is worth 0, like a tie",
+                file=sys.stderr,
+            )
+        return numbers
+
+    def fingerprint(self, tasks: list[dict], proxy: Proxy) -> str:
+        """Hashes everything that must be equal for two results to be comparable: how every task is judged,
+        and by whom.
+
+        `proxy`: the reward model, which scores if nobody judges.
+        """
+        args = self.args
+        judging = [args.mode, args.judge, [task["id"] for task in tasks]]
+        # a name may stand for another program, or other weights, later
+        judging.append(digests_of_judge(args.judge))
+        if self.who.kind == "nobody":
+            judging.append(proxy.fingerprint())
+        if args.mode == "program":
+            judging.append([[task["messages"], task.get("checklist")] for task in tasks])
+        else:
+            judging += [args.protocol, *args.omit]
+            # all that a judge reads but the answer; in both orders, because the drawn ones follow from --seed
+            judging.append(self.requests_if_all_answer(tasks, "", orders="both"))
+        if args.mode == "reward":
+            judging += [args.orders, args.references]
+        return short_hash(json.dumps(judging, sort_keys=True))

@@ -31,7 +31,7 @@ from safetensors import safe_open
 from transformers import AutoModel
 
 from utils import DTYPE
-from rewards.preference import TOKENS_PER_BATCH, RewardModel, pad_right
+from rlmt.reward_model import TOKENS_PER_BATCH, RewardModel, pad_right
 
 ARMORM = "RLHFlow/ArmoRM-Llama3-8B-v0.1"
 # Ends the prompt and opens the response. The published code, too, finds the end of the prompt by these

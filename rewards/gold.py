@@ -41,7 +41,7 @@ class Gold:
         if self.who.kind == "function":
             self.function = load_function(self.who.name)
         elif self.who.kind == "folder":
-            from rewards.preference import RewardModel
+            from rlmt.reward_model import RewardModel
 
             self.tokenizer = or_fail(RewardModel.check, self.who.name, "", "response", "plain")
 
@@ -74,7 +74,7 @@ class Gold:
         if self.who.kind == "endpoint":
             self.judge = self._connect(run)
         elif self.who.kind == "folder":
-            from rewards.preference import RewardModel
+            from rlmt.reward_model import RewardModel
 
             # it is given responses only
             self.model = RewardModel(self.who.name, "response", "plain", device=device, dtype=self.args.dtype)

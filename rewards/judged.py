@@ -15,11 +15,10 @@ import re
 from collections.abc import Callable
 from string import Template
 
-from benchmarks.foreign import verdict_of
-from benchmarks.scoring import read_object
 from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
 from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
+from rlmt.verdicts import read_object, verdict_of
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
 

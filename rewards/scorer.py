@@ -60,7 +60,7 @@ class Scorer:
         self.readers = []
         """Tokenizers of reward models, which read each prompt."""
         if "preference" in self.parts:
-            from rewards.preference import check_preference
+            from rlmt.reward_model import check_preference
 
             template = self.parts["preference"].options["chat_template"]
             self.readers.append(
@@ -110,9 +110,9 @@ class Scorer:
                 fail("--rewards process needs --reward-args process.model=file.py:function")
             load_function(self.parts["process"].options["model"])
         if "code" in self.parts:
-            from rewards import sandbox
+            from rlmt import sandbox
 
-            sandbox.check(self.parts["code"].options["unsafe"])
+            sandbox.check_can_run(self.parts["code"].options["unsafe"])
         for part in self.parts.values():
             if "judge" in part.asks and self.accelerator.is_main_process:
                 from rewards.judged import try_judge
@@ -158,7 +158,7 @@ class Scorer:
         device = str(self.accelerator.device)
         self.gold.load(device, run)
         if "preference" in self.parts:
-            from rewards.preference import RewardModel
+            from rlmt.reward_model import RewardModel
 
             self.reward_model = RewardModel(
                 self.args.reward_model,

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
-from benchmarks.foreign import verdict_of
+from rlmt.verdicts import verdict_of
 from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint

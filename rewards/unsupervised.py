@@ -8,9 +8,9 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.verified import normalise_math
 from rlmt.data import read_log
 from rlmt.learner import Learner
+from rlmt.verdicts import normalise_math
 from rewards import Values, in_groups
 from rewards.verified import final_answer
 

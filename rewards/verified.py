@@ -16,8 +16,9 @@ import sys
 import unicodedata
 from typing import Literal
 
-from benchmarks.verified import last_boxed, map_in_parallel
-from rewards import Values, code_runner, sandbox
+from rewards import Values
+from rlmt import code_runner, sandbox
+from rlmt.verdicts import last_boxed
 
 # --- 1. math: reading an answer
 
@@ -284,9 +285,9 @@ def code(rows: list[dict], partial: bool = False, timeout: float = 10.0, unsafe:
             stdin, of each test. Those that follow the first timeout count as failed.
         unsafe: run programs without bubblewrap: they can read your files and use the network.
     """
-    sandbox.check(unsafe)
+    sandbox.check_can_run(unsafe)
     run_one = functools.partial(_share_passed, timeout=timeout, partial=partial)
-    return list(map_in_parallel(run_one, rows))
+    return list(code_runner.map_in_parallel(run_one, rows))
 
 
 code.read_field = code_runner.read_tests  # `Scorer.check` tries it on every prompt
@@ -310,21 +311,21 @@ def instructions(
         rule: as in IFEval; loose forgives a first line, a last line and asterisks.
         partial: return the share of the instructions that are met.
     """
-    from benchmarks import ifeval  # its checkers take seconds to import
+    from rlmt.instructions import met_instructions
 
     values = []
     for row in rows:
         task = {"key": row["id"], "prompt": row["messages"][-1]["content"]} | row
-        met = ifeval.check(task, row["response"])[rule]
+        met = met_instructions(task, row["response"])[rule]
         values.append(sum(met) / len(met) if partial else float(all(met)))
     return values
 
 
 def _check_instructions(prompt: dict) -> None:
     """Raises an error if NLTK's data is missing, or a prompt's instructions cannot be checked."""
-    from benchmarks import ifeval
+    from rlmt.instructions import make_checkers
 
-    ifeval.make_checkers({"key": prompt["id"]} | prompt)
+    make_checkers({"key": prompt["id"]} | prompt)
 
 
 instructions.read_field = _check_instructions  # `Scorer.check` tries it on every prompt

@@ -44,7 +44,7 @@ from rlmt import chat as templates, run
 import utils
 from data.smollm2 import WHEEL, make_folder
 from chat_server import ChatServer
-from rewards import sandbox
+from rlmt import sandbox
 
 LLAMA = (
     "<|begin_of_text|> <|end_of_text|> <|reserved_special_token_0|> <|finetune_right_pad_id|> "
@@ -375,11 +375,11 @@ def nltk_data(tmp_path_factory) -> None:
     """Lets NLTK find its English data: what is installed, else the shared raw files; skips a test without
     both."""
     import nltk  # here, as most tests need neither
-    from benchmarks import ifeval
+    from rlmt.instructions import require_nltk_data
 
     raw = ROOT.parent / "shared" / "data" / "nltk_data_english"
     try:
-        ifeval.require_nltk_data()
+        require_nltk_data()
         return
     except FileNotFoundError as error:
         if not raw.exists():

@@ -22,6 +22,7 @@ from benchmarks.scoring import read_file
 from benchmarks.table import BENCHMARKS
 from rlmt import endpoint
 from rlmt.data import read_log, read_rows, to_jsonl
+from rlmt.verdicts import last_boxed
 from published import make
 
 
@@ -51,6 +52,11 @@ def test_the_figures_are_those_of_the_published_texts(tmp_path):
 
 
 # --- words
+
+
+def evaluation(**flags) -> eval_benchmarks.Evaluation:
+    return eval_benchmarks.Evaluation(eval_benchmarks.Args(**flags))
+
 
 BASE = "class ReasonBenchmark:\n    _registry = {}\n"
 PROGRAM = """import json
@@ -90,23 +96,19 @@ def test_tasks_are_asked_in_the_words_of_the_authors_program(
         "solution": solution,
     }
     data = write(tmp_path / "data.json", [task])
-    ours = eval_benchmarks.Args(name=name, data=str(data))
-    theirs = eval_benchmarks.Args(name=name, data=str(data), template=str(tmp_path / f"{program}.py"))
-    eval_benchmarks.check_args(theirs)
-    [asked] = eval_benchmarks.tasks_to_ask(theirs)
-    [message] = eval_benchmarks.messages_of(theirs, asked)
+    ours = evaluation(name=name, data=str(data))
+    theirs = evaluation(name=name, data=str(data), template=str(tmp_path / f"{program}.py"))
+    theirs.check_flags()
+    [asked] = theirs.load_tasks()
+    [message] = theirs.messages_of(asked)
     assert message["content"] in ("In short: Who {is} it?", "Solve: One {house}.")
-    own = eval_benchmarks.tasks_to_ask(ours)
-    fingerprints = {
-        eval_benchmarks.make_fingerprint(args, tasks) for args, tasks in ((theirs, [asked]), (ours, own))
-    }
-    assert len(fingerprints) == 2
+    assert theirs.make_fingerprint([asked]) != ours.make_fingerprint(ours.load_tasks())
     write(tmp_path / "data.json", [task, task | {"id": "x"}])  # a task that the program leaves out
     with pytest.raises(SystemExit):
-        eval_benchmarks.tasks_to_ask(theirs)
+        theirs.load_tasks()
     assert "makes no prompts of these tasks" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        eval_benchmarks.check_args(eval_benchmarks.Args(name="ifeval", template="popqa.py"))
+        evaluation(name="ifeval", template="popqa.py").check_flags()
 
 
 # --- short answers
@@ -246,7 +248,7 @@ BOXES = [  # text, content of the last box
 
 @pytest.mark.parametrize("text, content", BOXES, ids=range(len(BOXES)))
 def test_last_boxed(text, content):
-    assert verified.last_boxed(text) == content
+    assert last_boxed(text) == content
 
 
 SPELLINGS = [  # answer, reference, equal as normalised, equal by math-verify

@@ -13,10 +13,11 @@ from transformers import AutoTokenizer
 
 import eval_benchmarks
 from rlmt import chat as templates
-from benchmarks import shared
-from benchmarks.foreign import FOREIGN_STYLES
+from benchmarks.shared import judged_part
+from rlmt.foreign import FOREIGN_STYLES
 import trl
 from benchmarks.shipped import use_as_shipped
+from benchmarks.tested_model import TestedModel, split_answer
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
@@ -150,31 +151,33 @@ COMPLETIONS = {
 }
 
 
+def model_in(folder: str, **flags) -> TestedModel:
+    return TestedModel(eval_benchmarks.Args(name="ifeval", model=folder, **flags))
+
+
 @pytest.mark.parametrize("style", COMPLETIONS)
 def test_thinking_of_a_foreign_style_is_split_off(style):
     assert set(COMPLETIONS) == set(FOREIGN_STYLES)
     for text, finished, status, thinking, response in COMPLETIONS[style]:
-        parts = shared.split_answer(text, style, finished)
+        parts = split_answer(text, style, finished)
         found = (parts.status, parts.response, parts.thinking.split(), parts.thinking[:1])
         assert found == (status, response, thinking.split(), thinking[:1]), text
-        judged = shared.answer({"status": parts.status, "response": parts.response})
+        judged = judged_part({"status": parts.status, "response": parts.response})
         assert judged == response and "<|" not in judged
 
 
 def test_what_a_template_opens_belongs_to_the_turn(folders):
-    args = eval_benchmarks.Args(name="ifeval", model=folders["deepseek_r1_distill"])
-    assert shared.whole_turn(args, "z </think> y", True) == "<think>\nz </think> y"
-    assert shared.whole_turn(args, "<think>\nz </think> y", True) == "<think>\nz </think> y"
-    args = eval_benchmarks.Args(name="ifeval", model=folders["qwen3"])
-    assert shared.whole_turn(args, "<think> z", False) == "<think> z"
+    model = model_in(folders["deepseek_r1_distill"])
+    assert model.whole_turn("z </think> y", True) == "<think>\nz </think> y"
+    assert model.whole_turn("<think>\nz </think> y", True) == "<think>\nz </think> y"
+    assert model_in(folders["qwen3"]).whole_turn("<think> z", False) == "<think> z"
 
 
 def test_thinking_that_no_template_announces_ends_the_run(folders, exits):
-    args = eval_benchmarks.Args(name="ifeval", model=folders["qwen2_5"])
-    shared.check_plain(args, "y")
+    model = model_in(folders["qwen2_5"])
+    model.check_plain("y")
     texts = {"tags": "z </think> y", "channels": f"{ANALYSIS}z{FINAL}y", "gemma": "<|channel>z<channel|>y"}
     for style, text in texts.items():
-        assert f"--think-format {style}" in exits(shared.check_plain, args, text)
-    args.think_format = "plain"
-    shared.check_plain(args, "z </think> y")
-    shared.check_plain(eval_benchmarks.Args(name="ifeval", model=folders["qwen3"]), "z </think> y")
+        assert f"--think-format {style}" in exits(model.check_plain, text)
+    model_in(folders["qwen2_5"], think_format="plain").check_plain("z </think> y")
+    model_in(folders["qwen3"]).check_plain("z </think> y")

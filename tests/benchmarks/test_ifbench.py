@@ -12,8 +12,9 @@ from conftest import shared, table
 from launch import output_of
 from test_benchmarks import score, write
 
-from benchmarks import ifeval
+from benchmarks.ifeval import check_tasks
 from rewards.verified import instructions
+from rlmt.instructions import make_checkers, met_instructions
 from utils import or_fail
 from rlmt.data import read_rows
 
@@ -68,8 +69,8 @@ def test_ifeval_counts_the_character_that_was_asked_for():
     kwargs = {"letter": "#", "let_frequency": 3, "let_relation": "at least"}
     asked = task(**{"keywords:letter_frequency": kwargs})
     for _ in range(5):  # and not a random letter
-        assert ifeval.check(asked, "#a #b #c") == {"strict": [True], "loose": [True]}
-        assert ifeval.check(asked, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9)["loose"] == [False]
+        assert met_instructions(asked, "#a #b #c") == {"strict": [True], "loose": [True]}
+        assert met_instructions(asked, "#a #b " + "abcdefghijklmnopqrstuvwxyz" * 9)["loose"] == [False]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_ifeval_counts_no_joiner_or_mark_as_a_word(text, n_words):
             "count:word_count_range": {"min_words": limit, "max_words": 9},
         }
         task = {"key": 1, "instruction_id_list": list(both), "kwargs": list(both.values())}
-        assert ifeval.check(task, text)["strict"] == [limit == n_words] * 2
+        assert met_instructions(task, text)["strict"] == [limit == n_words] * 2
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_an_argument_is_used_as_it_is_or_refused(name, kwargs, exits, capsys):
     """In evaluation and reward alike; an official checker would draw some of them at random."""
     row = {"id": 1, "instruction_id_list": [name], "kwargs": [kwargs]}
     for check in (
-        lambda: ifeval.check_tasks([row | {"key": 1}]),
+        lambda: check_tasks([row | {"key": 1}]),
         lambda: or_fail(instructions.read_field, row),
     ):
         with pytest.raises(SystemExit):
@@ -112,7 +113,7 @@ def test_an_argument_is_used_as_it_is_or_refused(name, kwargs, exits, capsys):
         assert str(kwargs) in capsys.readouterr().err
     at_least_0 = {"num_sentences": 0, "relation": "at least"}
     row |= {"instruction_id_list": ["length_constraints:number_sentences"], "kwargs": [at_least_0]}
-    assert ifeval.check(row | {"key": 1}, "a")["strict"] == [True]
+    assert met_instructions(row | {"key": 1}, "a")["strict"] == [True]
 
 
 def test_nltk_data_without_english(tmp_path):
@@ -123,12 +124,12 @@ def test_nltk_data_without_english(tmp_path):
     (tmp_path / "corpora/stopwords/german").touch()
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, nltk; nltk.data.path = sys.argv[1:]; from benchmarks import ifeval\n"
-        "try: ifeval.require_nltk_data()\n"
+        "import sys, nltk; nltk.data.path = sys.argv[1:]; from rlmt.instructions import require_nltk_data\n"
+        "try: require_nltk_data()\n"
         "except FileNotFoundError as error: print(error)\n"
     )
-    said = output_of([program, tmp_path], tmp_path / "output")
-    assert "NLTK's English data is missing; run: python -m nltk.downloader" in said
+    printed = output_of([program, tmp_path], tmp_path / "output")
+    assert "NLTK's English data is missing; run: python -m nltk.downloader" in printed
 
 
 def test_ifeval_rows(tmp_path, exits):
@@ -147,7 +148,7 @@ def test_ifeval_rows(tmp_path, exits):
 
 def test_a_check_that_was_stopped_is_marked_and_counted(tmp_path, monkeypatch):
     """A regular expression of quadratic time; what it says of the response is not known."""
-    monkeypatch.setattr(ifeval.check, "__defaults__", (0.2,))
+    monkeypatch.setattr(met_instructions, "__defaults__", (0.2,))
     asked = task(**{"detectable_content:number_placeholders": {"num_placeholders": 1}})
     data = write(tmp_path / "data.json", [asked | {"key": 1}, asked | {"key": 2}])
     rows = [{"key": 1, "response": "[" * 200_000}, {"key": 2, "response": "[a]"}]
@@ -160,27 +161,27 @@ def test_loose_variants_and_several_instructions():
     cities = ["ID,Country,City,Year,Count"] + [f"{i},Peru,Lima,2001,{i}" for i in range(7)]
     body = "\n".join(cities)
     both = task(**{"custom:csv_city": {}, "count:numbers": {"N": 14.0}})
-    assert ifeval.check(both, body) == {"strict": [True, True], "loose": [True, True]}
+    assert met_instructions(both, body) == {"strict": [True, True], "loose": [True, True]}
     # the loose variant without the first line is stripped
     for text in (f"```csv\n{body}\n```", f"**{body}**", f"Here:\n\n{body}"):
-        assert ifeval.check(both, text) == {"strict": [False, True], "loose": [True, True]}
-    assert ifeval.check(both, f"Here:\nit is\n{body}")["loose"] == [False, True]
+        assert met_instructions(both, text) == {"strict": [False, True], "loose": [True, True]}
+    assert met_instructions(both, f"Here:\nit is\n{body}")["loose"] == [False, True]
 
 
 def test_a_blank_response_and_one_that_stops_the_checker_meet_nothing():
     overlap = task(**{"ratio:overlap": {"reference_text": "a b c", "percentage": 50}})
     for response in ("", "\t\u00a0\n", "one"):  # no trigram: the package divides by 0
-        assert ifeval.check(overlap, response) == {"strict": [False], "loose": [False]}
+        assert met_instructions(overlap, response) == {"strict": [False], "loose": [False]}
 
 
 def test_a_span_from_word_0_is_not_drawn():
     span = task(**{"repeat:repeat_span": {"prompt_to_repeat": "a b c d", "n_start": 0, "n_end": 2}})
     for _ in range(5):
-        assert ifeval.check(span, "a b")["strict"] == [True]
+        assert met_instructions(span, "a b")["strict"] == [True]
 
 
 def test_nothing_but_stars_is_blank_without_them():
-    assert ifeval.check(task(**{"format:no_whitespace": {}, "format:sub-bullets": {}}), "***") == {
+    assert met_instructions(task(**{"format:no_whitespace": {}, "format:sub-bullets": {}}), "***") == {
         "strict": [True, False],
         "loose": [True, False],
     }
@@ -199,4 +200,4 @@ def test_nothing_but_stars_is_blank_without_them():
 )
 def test_tasks_that_do_not_fit(broken):
     with pytest.raises(ValueError, match="task 7: "):
-        ifeval.make_checkers(broken)
+        make_checkers(broken)

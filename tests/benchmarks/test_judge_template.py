@@ -13,8 +13,8 @@ import pytest
 
 import eval_wildbench
 from rlmt import chat as templates
-from benchmarks import shared
 from benchmarks.judge_template import fill, fill_messages
+from benchmarks.tested_model import TestedModel
 
 
 def of_the_authors(path: str) -> str:
@@ -84,6 +84,6 @@ def test_the_authors_chat_templates(load, tmp_path, family, file, name, think_fo
     args = eval_wildbench.Args(
         model=str(tmp_path / "model"), think_format=think_format, chat_template=str(path)
     )
-    tokenizer = shared.load_model_tokenizer(args)
-    assert tokenizer.decode(templates.encode_prompt(tokenizer, conversation)) == expected
-    assert shared.think_format(args) == think_format
+    model = TestedModel(args)
+    assert model.tokenizer.decode(templates.encode_prompt(model.tokenizer, conversation)) == expected
+    assert model.think_format == think_format

@@ -3,16 +3,18 @@ whole runs of eval_benchmarks.py with a real HTTP judge."""
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PUBLISHED, table, value_or_none
+from conftest import PUBLISHED, table
 from conftest import shared as stored
 from test_benchmarks import COMMAND, score, write
 
 import eval_wildbench
-from benchmarks import alpacaeval2, arenahard2, creativewriting3, shared
+from benchmarks import alpacaeval2, arenahard2, creativewriting3
+from benchmarks.judge import Judge, text_of_verdict
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
 from rlmt.data import read_log, read_rows
@@ -49,12 +51,70 @@ DRAFT = '{"score": "2"} no, better'
 def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path, text, finish_reason, mark):
     body = {"message": {"content": text}, "finish_reason": finish_reason}
     server = serve(lambda text, n: (200, {"choices": [body]}))
-    args = eval_wildbench.Args(judge="j", judge_url=server.url)
-    request = shared.judge_request(args, [{"role": "user", "content": "Q"}])
-    reply = shared.ask_judge(args, [request], lambda said: read_verdict(said, "score"), tmp_path)[0]
+    judge = Judge(eval_wildbench.Args(judge="j", judge_url=server.url))
+    request = judge.request([{"role": "user", "content": "Q"}])
+    [reply] = judge.ask([request], lambda text: read_verdict(text, "score"), tmp_path)
     assert reply.value == mark and bool(reply.error) == (mark is None)
-    assert shared.said(reply) == ("" if mark is None else '{"score": "7"}')
+    assert text_of_verdict(reply) == ("" if mark is None else '{"score": "7"}')
     assert len(server.requests) == (1 if mark else 4)
+
+
+NO_VERDICTS = [  # a reader, and replies that it refuses
+    (
+        alpacaeval2.parse_reply,
+        [
+            '{"output": null}',
+            '{"output": "A"}',
+            '{"output": [{"model": "a", "rank": 1}]}',
+            '{"output": [{"model": ["A"], "rank": 1}]}',
+            '{"output": [{"model": {"A": 1}, "rank": 1}]}',
+            '{"output": [{"model": "A", "rank": 2}]}',
+            '{"output": [{"model": "A", "rank": "first"}]}',
+            '{"output": [{"model": "A", "rank": Infinity}]}',
+            '{"output": [{"model": "A", "rank": 1}',
+        ],
+    ),
+    (
+        arenahard2.parse_reply,
+        [
+            "[[A]]",
+            "[[A > B]]",
+            "[[A>>>B]]",
+            "[[C>B]]",
+            "A>B wins",
+            "(A>B)",
+            "[[A>B]] [[AB]]",
+            "[[]]",
+            "[[A>B",
+            "A>B]]",
+        ],
+    ),
+    (creativewriting3.parse_reply, ["Coherent: twelve", "Coherent 12", "Coherent: 21"]),
+    (
+        partial(read_verdict, mode="reward"),
+        [
+            '{"choice": "a+"}',
+            '{"choice": "A+ "}',
+            '{"choice": ["A+"]}',
+            '{"choice": ',
+            '{"choice": "A',
+            '{"reason": "x", "choice": "B+"',
+            '{"choice": "A+", "choice": "B+"}',
+            '{"choice": "A+"} or {"choice": "B+"}',
+            "{'choice': 'A+'}",
+            '["A+"]',
+            '{"Choice": "A+"}',
+            '{"choice": "Ａ＋"}',
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("read, texts", NO_VERDICTS)
+def test_what_is_no_verdict_is_refused(read, texts):
+    for text in ("", "A", "null", "{}", "[" * 9999, *texts):
+        with pytest.raises(ValueError):
+            read(text)
 
 
 # --- AlpacaEval 2
@@ -92,24 +152,10 @@ def test_alpacaeval2_published(model, tmp_path):
         ('{"output": [{"rank": 1, "model": "B"}, {"rank": 1, "model": "A"}]}', "B"),
         ('{"output": [{"model": "C", "rank": 1}, {"model": "A", "rank": 1}]}', "A"),
         ('```json\n{"output": [{"model": "A", "rank": "1"}]}\n```', "A"),  # as int() has it
-        ("", None),
-        ("A", None),
-        ("null", None),
-        ("{}", None),
-        ('{"output": null}', None),
-        ('{"output": "A"}', None),
-        ("[" * 9999, None),
-        ('{"output": [{"model": "a", "rank": 1}]}', None),
-        ('{"output": [{"model": ["A"], "rank": 1}]}', None),
-        ('{"output": [{"model": {"A": 1}, "rank": 1}]}', None),
-        ('{"output": [{"model": "A", "rank": 2}]}', None),
-        ('{"output": [{"model": "A", "rank": "first"}]}', None),
-        ('{"output": [{"model": "A", "rank": Infinity}]}', None),
-        ('{"output": [{"model": "A", "rank": 1}', None),
     ],
 )
 def test_parse_alpacaeval2(text, winner):
-    assert value_or_none(alpacaeval2.parse_reply, text) == winner
+    assert alpacaeval2.parse_reply(text) == winner
 
 
 # --- Arena-Hard v2
@@ -151,22 +197,10 @@ def test_arenahard2_expected(tmp_path):
         ("[[A=B]] and later [B>>A]", "A=B"),  # double brackets first
         ("My verdict is: [[A<<B]]", "A<<B"),
         ("**[[A>B]]**\n", "A>B"),
-        ("", None),
-        ("A", None),
-        ("[[A]]", None),
-        ("[[A > B]]", None),
-        ("[[A>>>B]]", None),
-        ("[[C>B]]", None),
-        ("A>B wins", None),
-        ("(A>B)", None),
-        ("[[A>B]] [[AB]]", None),
-        ("[[]]", None),
-        ("[[A>B", None),
-        ("A>B]]", None),
     ],
 )
 def test_parse_arenahard2(text, label):
-    assert value_or_none(arenahard2.parse_reply, text) == label
+    assert arenahard2.parse_reply(text) == label
 
 
 def test_arenahard2_style_is_that_of_the_published_answers():
@@ -209,15 +243,10 @@ def test_creativewriting3_published(model, tmp_path):
         ("Coherent: -3", {"Coherent": -3}),
         ("Coherent: 4/20", {"Coherent": 4}),
         ("Coherent:\n 4", {"Coherent": 4}),
-        ("", None),
-        ("Coherent: twelve", None),
-        ("Coherent 12", None),
-        ("Coherent: 21", None),
-        ("{}", None),
     ],
 )
 def test_parse_creativewriting3(text, marks):
-    assert value_or_none(creativewriting3.parse_reply, text) == marks
+    assert creativewriting3.parse_reply(text) == marks
 
 
 @pytest.fixture

@@ -113,8 +113,7 @@ def test_the_latest_plan_of_a_prompt_is_used(tmp_path):
         row(4, "alone"),
     ]
     theirs = [row(i, "theirs") for i in (1, 2, 3)]
-    args = traits.Args(**write(tmp_path, ours, theirs), temperature=0.7)
-    [pair] = traits.match_plans(args)
+    [pair] = traits.match_plans(**write(tmp_path, ours, theirs), temperature=0.7, seed=0)
     assert (pair["id"], pair["model"], pair["baseline"]) == ("t1", "latest", "theirs")
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from dev import bench
 from launch import ACCELERATE
 from script_runs import BASE, REWARD_MODEL, ROOT, wait_for_lines
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt.learner import Policy, collate_ids
 from rlmt.sampler import MAX_LOGPROB_GAP, Sampler, Sampling, Transformers
 from utils import DEVICE, DTYPE

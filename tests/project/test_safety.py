@@ -18,7 +18,7 @@ from test_readme import SOURCES
 from transformers import AutoModelForCausalLM
 
 from conftest import ROOT
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt import checkpoint
 from rlmt.chat import load_config, load_tokenizer, prepare_tokenizer
 from rlmt.endpoint import Endpoint

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, LlamaModel
 
 from rlmt.scorers import load_function
-from test_preference import conversations
+from test_reward_model import conversations
 from test_rewards import row
 
 N = 19

@@ -96,9 +96,8 @@ def test_words_are_names_weights_and_gates(tmp_path):
 LIGHT = """
 import sys
 import train_grpo
-heavy = "judged references unsupervised dense preference verified sandbox".split()
-loaded = [name for name in heavy if f"rewards.{name}" in sys.modules]
-print(loaded + [name for name in ("benchmarks", "openai", "math_verify") if name in sys.modules])
+heavy = "rewards.judged rewards.unsupervised rewards.dense rewards.verified rlmt.reward_model rlmt.sandbox".split()
+print([name for name in (*heavy, "benchmarks", "openai", "math_verify") if name in sys.modules])
 """
 
 

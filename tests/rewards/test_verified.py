@@ -10,8 +10,8 @@ import pytest
 from conftest import shared
 from test_rewards import row
 
-from benchmarks import ifeval
 from rewards import verified
+from rlmt.instructions import met_instructions
 
 # --- 1. math
 
@@ -500,7 +500,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     placeholders = asked("detectable_content:number_placeholders") | {"kwargs": [{"num_placeholders": 2}]}
     wide = row("[" * 200_000, **placeholders)
     fine = row("[a] [b]", **placeholders)
-    monkeypatch.setattr(ifeval.check, "__defaults__", (0.5,))
+    monkeypatch.setattr(met_instructions, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
 
     start = time.monotonic()

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -273,24 +272,15 @@ def test_token_ids_that_do_not_come_end_the_run_with_the_server_s_words(serve, e
 
 def test_equal_prompts_get_an_answer_each(serve, tmp_path):
     """As where a data set asks a question twice."""
-    from benchmarks import shared  # slow to import; the client that is killed does without
+    from benchmarks.tested_model import TestedModel  # slow to import; the client that is killed does without
+    from eval_benchmarks import Args
 
     server = serve(lambda text, n: f"{text} {n}")
-    args = {"model": "m", "model_url": server.url, "think_format": "auto", "chat_template_args": ()}
-    args |= {
-        "top_p": 1.0,
-        "max_tokens": 9,
-        "max_thinking_tokens": 0,
-        "concurrency": 1,
-        "key_env": (),
-        "model_omit": (),
-        "max_invalid": 0.01,
-        "seed": 0,
-    }
+    args = Args(name="gsm8k", model="m", model_url=server.url, concurrency=1)
     tasks = []
     for number, text in enumerate(["who", "where", "who", "who"]):
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": text}]})
-    answers = shared.generate_answers(SimpleNamespace(**args), tasks, 1.0, tmp_path)
+    answers = TestedModel(args).answer(tasks, 1.0, tmp_path)
     assert sorted(row["response"] for row in answers) == ["where 0", "who 0", "who 1", "who 2"]
     assert sorted(request.get("seed", 0) for request, _ in server.requests) == [0, 1, 2, 3]
 

@@ -33,7 +33,7 @@ from transformers import AutoTokenizer, GenerationConfig
 import eval_sentient
 from data.toy import users as toy_users
 from data.toy import world
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt.checkpoint import latest, step_of
 from rlmt.data import read_log, write_jsonl
 from rlmt.run import rows_of_step

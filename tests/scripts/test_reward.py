@@ -9,7 +9,7 @@ import torch
 from script_runs import BASE
 from transformers import AutoModelForSequenceClassification
 
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 from rlmt.learner import Learner
 from rlmt.model import start_accelerator
 import train_reward

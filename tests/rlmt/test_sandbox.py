@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rewards import sandbox
-from rewards.code_runner import Example, read_tests, run
+from rlmt import sandbox
+from rlmt.code_runner import Example, read_tests, run
 
 ASSERTS = [
     "assert f(3) == 10",
@@ -146,7 +146,7 @@ def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
 def test_nothing_outlives_a_caller_that_is_killed(needs_sandbox):
     mark = f"{time.monotonic_ns()}"
     program = f'import subprocess; subprocess.run(["/bin/sleep", "{mark}"])'
-    code = f"from rewards import sandbox; sandbox.check(False); sandbox.run({program!r}, '', timeout=60)"
+    code = f"from rlmt import sandbox; sandbox.check_can_run(False); sandbox.run({program!r}, '', timeout=60)"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(sandbox.__file__).parents[1])
     deadline = time.monotonic() + 60
     while not running(mark) and time.monotonic() < deadline:
@@ -187,5 +187,5 @@ def test_a_machine_without_bubblewrap_is_said_in_one_line(tmp_path, exits, no_sa
         )
         os.chmod(tmp_path / "bwrap", 0o755)
     with pytest.raises(SystemExit):
-        sandbox.check(False)
-    sandbox.check(True)
+        sandbox.check_can_run(False)
+    sandbox.check_can_run(True)

@@ -29,7 +29,7 @@ MEMORY_MB = 1024  # address space of each process
 FILE_MB = 16  # each file, stdout and stderr among them; all files together have 16 times as much
 REPORT_BYTES = 1 << 20  # what a test reports or a program prints, and no more, is read
 PROCESSES = 32
-unsafe = False  # set by `check`
+unsafe = False  # set by `check_can_run`
 
 
 class Output(NamedTuple):
@@ -42,7 +42,7 @@ class Output(NamedTuple):
     stderr: str
 
 
-def check(unsafe_code: bool) -> None:
+def check_can_run(unsafe_code: bool) -> None:
     """Exits with 2 unless programs can run here. Call it before `run`."""
     global unsafe
     unsafe = unsafe_code
@@ -52,7 +52,7 @@ def check(unsafe_code: bool) -> None:
 
 @functools.cache
 def _needs_own_user() -> bool:
-    """Tells whether programs get a user id of their own, as no limit on processes counts root's.
+    """Returns whether programs get a user id of their own, as no limit on processes counts root's.
 
     Raises OSError if bubblewrap is missing or may not work here.
     """
@@ -148,11 +148,11 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said = report_file.read(REPORT_BYTES).decode(errors="replace")
+        report_text = report_file.read(REPORT_BYTES).decode(errors="replace")
         error_file.seek(0)
         error = error_file.read().decode(errors="replace")
 
-    started, finished, reported = said.partition(word)
+    started, finished, reported = report_text.partition(word)
     if stdin is not None:
         finished = code == 0  # the word came before the program
     # None where its time was over; bubblewrap returns 128 + signal
@@ -173,7 +173,7 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
 def run(program: str, test: str, timeout: float = 10.0, stdin: str | None = None) -> Output:
     """Runs a program, then its test, in a fresh interpreter. Several threads may call it at once.
 
-    Raises OSError if the sandbox does not work here; `check` says so before.
+    Raises OSError if the sandbox does not work here; `check_can_run` says so before.
 
     Args:
         program: Python source; any string is fine.

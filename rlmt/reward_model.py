@@ -149,8 +149,8 @@ class RewardModel:
         return self.model(ids, attention_mask=mask).logits[:, 0].tolist()
 
 
-def _to_float32(_, args: tuple) -> tuple:
-    return (args[0].float(),)
+def _to_float32(_, inputs: tuple) -> tuple:
+    return (inputs[0].float(),)
 
 
 def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Tests rewards/preference.py: its scores against one forward a row, truncation, control tokens, refused
+"""Tests rlmt/reward_model.py: its scores against one forward a row, truncation, control tokens, refused
 models."""
 
 import random
@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from rlmt import chat as templates
-from rewards.preference import RewardModel
+from rlmt.reward_model import RewardModel
 
 USER = {"role": "user", "content": "What is 2+2 ?"}
 

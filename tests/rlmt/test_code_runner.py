@@ -5,7 +5,7 @@ from conftest import shared
 from test_rewards import row
 
 from rewards import verified
-from rewards.code_runner import find_program, read_tests
+from rlmt.code_runner import find_program, read_tests
 from rlmt.data import read_rows
 
 GOOD = "def f(x):\n    return x * x + 1"

@@ -1,11 +1,9 @@
 """Reads the thinking of models that were trained elsewhere: those that are evaluated, and judges.
 
 To add a style, add one entry to FOREIGN_STYLES: `split_foreign` and the evaluation scripts' `--think-format`
-read it from there. benchmarks/shared.py chooses between these styles and our own formats.
+read it from there. benchmarks/tested_model.py chooses between these styles and our own formats.
 """
 
-import contextlib
-import json
 import re
 from dataclasses import dataclass
 
@@ -101,20 +99,3 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     elif not response:
         status = "empty_response"
     return ThinkParts(thinking, response, status)
-
-
-def verdict_of(text: str) -> str:
-    """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its
-    verdict.
-
-    Raises ValueError if a line opens thinking that is not closed: what is there then is a draft.
-    """
-    with contextlib.suppress(ValueError):
-        if isinstance(json.loads(text), dict):  # nothing else is there, and a tag in it is quoted
-            return text
-    for style in FOREIGN_STYLES.values():
-        parts = split_foreign(text, style, finished=True)
-        if parts.status == "no_close":
-            raise ValueError("the judge's thinking is not closed")
-        text = parts.response
-    return text

@@ -18,14 +18,17 @@ expected.
 
 import ast
 import contextlib
+import os
 import re
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
-from rewards import sandbox
+from rlmt import sandbox
 
 # Of CommonMark what decides which lines are fences. HTML is not: a tag on the line before would hide a fence.
 MARKDOWN = MarkdownIt("zero").enable(["fence", "code", "list", "blockquote"])
@@ -167,7 +170,7 @@ class Reports(ast.NodeTransformer):
         return ast.parse(f"__report__({number}, {expression})").body[0]
 
     def are_true(self, lines: str) -> bool:
-        """Tells whether each report was made, and says what is expected each time."""
+        """Returns whether each report was made, and holds what is expected each time."""
         values = defaultdict(list)
         for line in lines.splitlines():
             number, _, value = line.partition(" ")
@@ -205,3 +208,11 @@ def _is_literal(text: str, expected: object) -> bool:
         return ast.literal_eval(text) == expected
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
+
+
+def map_in_parallel(run_one: Callable, *arguments) -> Iterable:
+    """Does as map, with a program per CPU that this process may use: with more, wall time would be short."""
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of an accelerated launch on this machine
+    n_programs = max(1, len(os.sched_getaffinity(0)) // n_processes)
+    with ThreadPoolExecutor(n_programs) as pool:
+        return pool.map(run_one, *arguments)
