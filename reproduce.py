@@ -19,20 +19,22 @@ A row's name says how its model was made: `released`, `prompted-think` (an instr
 
 import contextlib
 import difflib
-import importlib.util
-import io
-import json
+import importlib
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver, get_context
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import tyro
 
@@ -41,17 +43,6 @@ from utils import fail, refuse_repeated
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE / "experiments"
-# H100-hours of an 8B model, by the authors' README; DPO's without its sampling
-HOURS = {"train_sft_warmstart.py": 20, "train_grpo.py": 62, "train_ppo.py": 62, "train_dpo.py": 8}
-# of a judge by one model, as docs/evaluation.md has them
-CALLS = {
-    "wildbench": 1024,
-    "wildbench-g": 1024,
-    "alpacaeval2": 805,
-    "arenahard2": 1000,
-    "creativewriting3": 96,
-}
-QUESTION = {"role": "user", "content": 'Reply with the JSON object {"score": 7} and nothing else.'}
 
 
 @dataclass
@@ -70,7 +61,8 @@ class Args:
     run: bool = False
     """Run the commands that are not finished; an interrupted one goes on."""
     dry_run: bool = False
-    """With --run, print what is left and what it takes instead: runs, GPU-hours, passes over the data, calls."""
+    """With --run, stop after its checks: every command's own --dry-run, and the sum of GPU-hours and calls of
+    judges."""
     tables: bool = False
     """Render every table, or those of --table, from runs.csv as Markdown and csv."""
     # how
@@ -209,48 +201,21 @@ def jobs_of(block: Block, seed: int, blocks: dict[str, Block], root: Path | None
     return [*jobs, (block, seed)]
 
 
-def plan(args: Args, wanted: list[Block], blocks: dict[str, Block], root: Path) -> list[Job]:
+def plan(wanted: list[Block], seeds: tuple[int, ...], blocks: dict[str, Block], root: Path) -> list[Job]:
     """Lists the jobs of the wanted blocks for all seeds, each once; says so if there are none."""
     jobs = {}
-    needed = {}
-    for seed in args.seeds:
+    for seed in seeds:
         for block in wanted:
-            needed |= dict.fromkeys(jobs_of(block, seed, blocks, root=None))
             if status(root, block, seed) != "done":
                 jobs |= dict.fromkeys(jobs_of(block, seed, blocks, root))
-    for block, seed in needed:
-        if block.kind == "stage" and status(root, block, seed) == "done":
-            check_unchanged(block, seed, args, root)
     if not jobs:
         print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
 
 
-def check_unchanged(block: Block, seed: int, args: Args, root: Path) -> None:
-    """Exits with 2 if the line of a finished run was edited since."""
-    run = root / f"{block.row}-s{seed}"
-    if not (run / "command.txt").exists():  # it came with the repository, where a line may have older words
-        return
-    from rlmt.run import CHANGEABLE, LENGTH, changed_since, constants
-
-    before = json.loads((run / "config.json").read_text())
-    # a run of other steps has other numbers
-    may_differ = tuple(name for name in CHANGEABLE if name not in LENGTH)
-    for words in commands_of(block.command, variables_of(args, root, seed)):
-        module, arguments = parse(words)
-        if not module:
-            continue
-        changed = changed_since(before, arguments, constants(vars(module)), may_differ)
-        if changed:
-            fail(
-                f"{run} is done, with other values than {block.file} or {module.__name__}.py has now: "
-                f"{', '.join(changed)}; give the line another name, or take --results DIR"
-            )
-
-
-def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
-    """Returns the variables that experiments/*.sh read."""
-    variables = {"SEED": str(seed), "RESULTS": str(root)}
+def variables_of(args: Args, root: Path) -> dict[str, str]:
+    """Returns the variables that experiments/*.sh read, apart from SEED."""
+    variables = {"RESULTS": str(root)}
     for name in ("judge", "judge_url", "judge_flags"):
         if getattr(args, name):
             variables[name.upper()] = getattr(args, name)
@@ -261,163 +226,147 @@ def variables_of(args: Args, root: Path, seed: int) -> dict[str, str]:
     return variables
 
 
-def commands_of(command: list[str], variables: dict[str, str]) -> list[list[str]]:
-    """Lists the commands that a block, or a call of evaluate.sh, would run."""
+def commands_of(command: list[str], variables: dict[str, str]) -> list[str]:
+    """Lists the commands that a block, or a call of evaluate.sh, would run: one line each, with its costs as a
+    comment."""
     environment = os.environ | variables | {"SHOW": "1"}
-    shown = subprocess.check_output(command, cwd=HERE, env=environment, text=True)
-    return [shlex.split(line) for line in shown.splitlines()]
+    return subprocess.check_output(command, cwd=HERE, env=environment, text=True).splitlines()
 
 
-def script_of(words: list[str]) -> str:
-    """Returns the training script of a command, or ""."""
-    return next((word for word in words if word.startswith("train_")), "")
-
-
-def parse(words: list[str]) -> tuple[ModuleType | None, object]:
-    """Returns the script of a training command and its arguments, as the script parses them; None and no arguments
-    of another command.
-
-    Exits with 2 for what the script would refuse, before hours of other jobs.
-    """
-    script = script_of(words)
-    if not script:
-        return None, SimpleNamespace()
-    name = script.removesuffix(".py")
-    if not importlib.util.find_spec(name):
-        fail(f"{shlex.join(words)}: there is no {script}")
-    from rlmt.run import parse_args  # here, as --list and --show need no torch
-
-    module = importlib.import_module(name)
-    typed = sys.argv
-    sys.argv = words[words.index(script) :]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return module, parse_args(module.Args, module.PRESETS)
-    except SystemExit:
-        print(f"this is wrong in {shlex.join(words)}")
-        raise
-    finally:
-        sys.argv = typed
-
-
-def inputs_of(words: list[str]) -> set[str]:
-    """Returns the data, the checkpoint and the reward files that a command reads."""
-    inputs = set(words)
-    _, arguments = parse(words)
-    for value in vars(arguments).values():
-        if isinstance(value, tuple):
-            inputs.update(map(str, value))
-        else:
-            inputs.add(str(value))
-    # a function, perhaps as NAME.OPTION=FILE.py:FUNCTION. The jobs themselves make what is in data/toy, and
-    # data/smollm2
-    of_user = r"(?:[\w.]+=)?(.*[.]py(?=:)|checkpoints/.*|data/(?!toy/|smollm2).*)"
-    found = [re.match(of_user, path) for path in inputs]
-    return {match[1] for match in found if match}
-
-
-def missing_inputs(commands: list[list[str]]) -> list[str]:
-    """Lists what the commands read and is not there."""
-    inputs = set()
-    for words in commands:
-        inputs |= inputs_of(words)
-    return sorted(path for path in inputs if not (HERE / path).exists())
-
-
-def all_commands(jobs: list[Job], args: Args, root: Path) -> list[list[str]]:
-    """Lists the commands of the jobs, and after evaluate.sh those that it runs."""
+def all_commands(jobs: list[Job], variables: dict[str, str]) -> list[str]:
+    """Lists the commands of the jobs in their order; those of evaluate.sh in its place."""
     commands = []
     for block, seed in jobs:
-        variables = variables_of(args, root, seed)
-        for words in commands_of(block.command, variables):
-            commands.append(words)
-            if "experiments/evaluate.sh" in words:
-                commands += commands_of(words, variables)
+        variables_of_seed = variables | {"SEED": str(seed)}
+        for command in commands_of(block.command, variables_of_seed):
+            if "experiments/evaluate.sh" in command:
+                commands += commands_of(shlex.split(command), variables_of_seed)
+            else:
+                commands.append(command)
     return commands
 
 
-def print_costs(commands: list[list[str]]) -> None:
-    """Prints what the jobs take: runs and GPU-hours of training, passes over the data, calls of judges, data."""
-    runs = Counter()  # on several GPUs
-    calls = Counter()
-    for words in commands:
+# --- 4. checking
+
+
+def print_costs(commands: list[str]) -> None:
+    """Prints the sums of what the commands cost: GPU-hours, and calls of each judge."""
+    costs = Counter()
+    for command in commands:
+        for amount, unit in re.findall(r" # (\d+) (.*)$", command):
+            costs[unit] += int(amount)
+    for unit, amount in costs.items():
+        print(f"{amount} {unit}")
+
+
+def check(commands: list[str]) -> None:
+    """Runs the --dry-run of every script that trains or evaluates, and prints a line for each that does not pass.
+    Exits with 2 if something is wrong.
+
+    The model at the head of a chain stands for those that do not exist yet. What an earlier command makes, and
+    what only the hub has where it cannot be reached, is not wrong. Each runs as one process without a GPU, so
+    neither the memory nor the number of processes is checked.
+    """
+    heads = {}  # folder of a run's model: the model from which its chain starts
+    made = []  # files and folders of earlier commands
+    tried = []  # words of a command, and what is made before it
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        flags = dict(zip(words, words[1:]))
         script = script_of(words)
-        runs[script] += words[0] == "accelerate"
-        if script in HOURS:
-            print(f"{words[words.index('--out') + 1]}: {passes_over_data(script, words)}")
-        if "--judge" in words:
-            benchmark = words[words.index("--out") + 1].rpartition("--")[2]
-            calls[words[words.index("--judge") + 1]] += CALLS.get(benchmark, 0)
-    for script, hours in HOURS.items():
-        if runs[script]:
-            print(
-                f"{script}: {runs[script]} runs; at 8B, by the paper's README, {runs[script] * hours} H100-hours"
-            )
-    for judge, n_calls in calls.items():
-        if n_calls:
-            print(f"judge {judge}: {n_calls} calls; each evaluation's own --dry-run estimates what they cost")
-    missing = missing_inputs(commands)
-    if missing:
-        print(f"missing: {', '.join(missing)}")
+        if script:
+            model = flags.get("--model") or default_model(script, flags.get("--preset", ""))
+            head = heads.get(model, model)
+            heads[f"{flags.get('--out')}/model"] = head
+            if head != model and not (HERE / model).exists():
+                words += ["--model", head]
+                if script.startswith("eval_"):  # a base model may have no chat template
+                    words += ["--think-format", "zero_think"]
+            tried.append((words, tuple(made)))
+        if words[:2] == ["python", "-m"]:  # it writes next to itself, unless --out says where
+            made.append(words[2].rpartition(".")[0].replace(".", "/"))
+        made += [value for flag, value in flags.items() if flag.endswith("-out")]
+
+    start_server()
+    n_wrong = 0
+    with ThreadPoolExecutor(4) as pool:
+        for (words, _), problem in zip(tried, pool.map(lambda trial: dry_run(*trial), tried)):
+            n_wrong += problem.startswith("wrong")
+            if problem:
+                print(f"{words[words.index('--out') + 1]}: {problem}", flush=True)
+    if n_wrong:
+        fail(f"{n_wrong} of {len(tried)} commands are wrong; --show prints them")
+    print(f"no mistake was found in {len(tried)} commands")
 
 
-def passes_over_data(script: str, words: list[str]) -> str:
-    """Says how often a training command reads its data."""
-    _, arguments = parse(words)
-    values = vars(arguments)
-    if script == "train_sft_warmstart.py":
-        return f"{values['epochs']} passes over {values['traces']}"
-    if script == "train_dpo.py":
-        n_prompts = values["rounds"] * values["prompts_per_round"]  # 0: all
-        return f"{n_prompts or 'all'} prompts of {values['prompts']}"
-    n_prompts = values["steps"] * values["prompts_per_step"]
-    text = f"{n_prompts} prompts of {values['prompts']}"
-    path = HERE / values["prompts"]
-    if path.suffix == ".jsonl" and path.exists():
-        with open(path) as file:
-            text += f", {n_prompts / sum(1 for _ in file):.1f} passes"
-    return text
+def script_of(words: list[str]) -> str:
+    """Returns the script of a command that trains or evaluates, or ""."""
+    return next((word for word in words if re.fullmatch(r"(train|eval)_\w+[.]py", word)), "")
 
 
-def judge_flags(args: Args):
-    """Parses --judge-flags as the evaluations do, and returns them with --judge-url; exits with 2 if they are
-    wrong."""
-    from benchmarks.flags import JudgeFlags  # here, as --list and --show need no torch
-    from rlmt.run import check_values
-
-    flags = tyro.cli(JudgeFlags, args=(args.judge_flags or os.environ.get("JUDGE_FLAGS", "")).split())
-    check_values(flags)
-    return replace(flags, judge_url=args.judge_url or os.environ.get("JUDGE_URL", ""))
+def default_model(script: str, preset: str) -> str:
+    """Returns the model of a script without --model, or ""."""
+    with contextlib.suppress(ImportError, AttributeError):  # an evaluation has none
+        module = importlib.import_module(script.removesuffix(".py"))
+        return module.PRESETS.get(preset, {}).get("model", module.Args.model)
+    return ""
 
 
-def check_inputs(commands: list[list[str]], args: Args, root: Path) -> None:
-    """Exits with 2 if data are missing, or if a judge does not answer its first request: before days of
-    training."""
-    # imported here, as --list and --show need no torch
-    from benchmarks.judge import Judge
+def start_server() -> None:
+    """Starts the process from which dry runs are forked. It has the libraries, which take ten seconds to import,
+    and no GPU; without the hub, nothing waits for it."""
+    before = dict(os.environ)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        urllib.request.urlopen("https://huggingface.co", timeout=5)
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    forkserver.set_forkserver_preload(["reproduce", *(path.stem for path in HERE.glob("*_*.py"))])
+    forkserver.ensure_running()
+    os.environ.clear()
+    os.environ.update(before)
 
-    missing = missing_inputs(commands)
-    if missing:
-        names = ", ".join(missing)
-        fail(f"{names}: missing; data/README.md says how data are made, docs/paper.md where checkpoints are")
-    judges = set()
-    for words in commands:
-        if "data.toy.judge" not in words:  # which serves its judge itself
-            judges.update(re.findall(r"--judge (\S+)", " ".join(words)))
-    judging = judge_flags(args)
-    for judge in sorted(judges):
-        asked = Judge(replace(judging, judge=judge))
-        asked.check()
-        asked.try_first(root, [asked.request([QUESTION])])
+
+def dry_run(words: list[str], made: tuple[str, ...]) -> str:
+    """Returns what the dry run of a command says is wrong, or what it could not check; "" if it passes."""
+    with tempfile.NamedTemporaryFile("r") as log:
+        process = get_context("forkserver").Process(target=run_script, args=(words, log.name))
+        process.start()
+        process.join()
+        text = log.read().strip()
+    if not process.exitcode:
+        return ""
+    error = text.rpartition("\n")[2].removeprefix("error: ")
+    for name in re.findall(r"[\w.-]*(?:/[\w.-]+)+", error):
+        if (HERE / name).exists():
+            continue
+        if name.startswith(made):
+            return f"not checked before {name} is made"
+        if re.search("[Cc]ouldn't (connect to|reach) ", text) and not (HERE / name).parent.exists():
+            return f"not checked without the hub, which has {name}"
+    return f"wrong: {error or process.exitcode}"
+
+
+def run_script(words: list[str], log: str) -> None:
+    """Runs the script of a command with --dry-run in this process; its errors go to the file `log`."""
+    os.chdir(HERE)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(log, os.O_WRONLY), sys.stderr.fileno())
+    script = script_of(words)
+    start = words.index(script)
+    if "--" in words[:start]:  # a server, such as data.toy.judge, and its command
+        sys.exit(subprocess.call([*words, "--dry-run"]))
+    sys.argv = [*words[start:], "--dry-run"]
+    runpy.run_path(script, run_name="__main__")
 
 
 # --- 4. running
 
 
-def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
+def run_jobs(jobs: list[Job], variables: dict[str, str], root: Path) -> None:
     """Runs the jobs, each after those that it needs, with logs in root/logs/.
 
-    A failure exits with 1; the same command goes on later.
+    A failure exits with 1; the same command continues later.
     """
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -428,7 +377,7 @@ def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
         name = f"{block.name} s{seed}"
         log = root / "logs" / f"{block.name.replace('/', '-')}-s{seed}.log"
         print(f"{time.strftime('%H:%M:%S')} {name} starts, {n} of {len(jobs)}; its log is {log}", flush=True)
-        environment = os.environ | variables_of(args, root, seed) | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | variables | {"SEED": str(seed), "PATH": path, "PYTHONUNBUFFERED": "1"}
         with open(log, "a") as file:
             # in a process group of its own, so that bash and what it runs are stopped together
             process = subprocess.Popen(
@@ -442,75 +391,60 @@ def run_jobs(jobs: list[Job], args: Args, root: Path) -> None:
                 process.wait()
         if code:
             print(log.read_text(errors="replace")[-3000:])
-            sys.exit(f"{name} failed; its log is {log}. The same command goes on from here.")
+            sys.exit(f"{name} failed; its log is {log}. The same command continues from here.")
 
 
 def stop(number: int, _) -> None:
     """Leaves run_jobs on SIGTERM or Ctrl-C by its `finally`, which ends what is running."""
-    print("stopped; the same command goes on from here", file=sys.stderr)
+    print("stopped; the same command continues from here", file=sys.stderr)
     sys.exit(128 + number)
 
 
 # --- 5. what was asked for
 
 
-def list_rows(args: Args, rows: dict[str, dict[str, Block]]) -> None:
+def list_rows(rows: dict[str, dict[str, Block]], seeds: tuple[int, ...], results: Path) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
-        if args.table and table not in args.table:
-            continue
         for row, block in blocks.items():
-            root = args.results / block.folder
-            states = [f"s{seed}: {status(root, block, seed)}" for seed in args.seeds]
+            states = [f"s{seed}: {status(results / block.folder, block, seed)}" for seed in seeds]
             print(f"table {table:4} {row:45}", *states)
 
 
-def wanted_blocks(args: Args, rows: dict[str, dict[str, Block]]) -> list[Block]:
-    """Returns the blocks of --table and --row; of whole tables without the rows whose checkpoint is not
-    here."""
-    in_tables = [block for table in args.table for block in rows[table].values()]
-    names = [block.row for block in in_tables]
-    for row in args.row:
-        if row not in names:
-            nearest = difflib.get_close_matches(row, names) or ["those that --list prints"]
-            fail(f"--row {row!r}: table {', '.join(args.table)} has {', '.join(nearest)}")
-    if args.row:
-        in_tables = [block for block in in_tables if block.row in args.row]
+def wanted_blocks(blocks: list[Block], names: tuple[str, ...]) -> list[Block]:
+    """Returns the blocks of these names, or all; without those whose checkpoint is not here."""
+    known = [block.row for block in blocks]
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known) or ["those that --list prints"]
+            fail(f"--row {name!r}: the tables have {', '.join(nearest)}")
+    if names:
+        blocks = [block for block in blocks if block.row in names]
     wanted = []
-    without_checkpoint = []
-    for block in in_tables:
+    left_out = []
+    for block in blocks:
         checkpoint = HERE / "checkpoints" / block.row.removesuffix(tables.AS_RELEASED)
-        if block.row.endswith(tables.AS_RELEASED) and not args.row and not checkpoint.exists():
-            without_checkpoint.append(block.row)
+        if block.row.endswith(tables.AS_RELEASED) and not checkpoint.exists():
+            left_out.append(block.row)
         else:
             wanted.append(block)
-    if without_checkpoint:
-        rows = ", ".join(without_checkpoint)
-        print(f"left out, as checkpoints/ has no folder for them (docs/paper.md): {rows}")
+    if left_out:
+        print(f"left out, because checkpoints/ has no folder for them (docs/paper.md): {', '.join(left_out)}")
     if len({block.folder for block in wanted}) != 1:
-        fail(
-            f"--table {' '.join(args.table)}: no row is left, or their runs have different folders; one at a time"
-        )
+        fail("no row is left, or their runs have different folders; name one --table at a time")
     return wanted
 
 
-def show(name: str, blocks: dict[str, Block], args: Args) -> None:
-    """Prints the commands of a row, or of a run, for the first seed, after the commands of all that it
-    needs."""
-    if name not in blocks:
-        fail(
-            f"--show {name}: no line of experiments/*.sh has this name; --list prints all"
-            " (a file counts that has the line . experiments/rows.sh)"
-        )
-    seed = args.seeds[0]
-    variables = variables_of(args, args.results / blocks[name].folder, seed)
+def show(block: Block, blocks: dict[str, Block], seed: int, variables: dict[str, str]) -> None:
+    """Prints the commands of a row, or of a run, after those of all that it needs."""
+    variables = {"SEED": str(seed)} | variables
     print("export", *[f"{variable}={shlex.quote(value)}" for variable, value in variables.items()])
-    for block, _ in dict.fromkeys(jobs_of(blocks[name], seed, blocks, root=None)):
-        commands = commands_of(block.command, variables)
+    for needed, _ in dict.fromkeys(jobs_of(block, seed, blocks, root=None)):
+        commands = commands_of(needed.command, variables)
         if commands:
-            print(f"\n# {block.name}")
-        for words in commands:
-            print(shlex.join(words))
+            print(f"\n# {needed.name}")
+        for command in commands:
+            print(shlex.join(shlex.split(command, comments=True)))
 
 
 def main(args: Args) -> None:
@@ -520,29 +454,33 @@ def main(args: Args) -> None:
     rows = table_rows(blocks)
     if not set(args.table) <= set(rows) or (args.run and not args.table):
         fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
+    asked = {table: rows[table] for table in args.table or rows}
     if args.tables:
-        if args.table:
-            rows = {table: rows[table] for table in args.table}
-        for name, text in tables.render(args.results, rows).items():
+        for name, text in tables.render(args.results, asked).items():
             print(f"\n{name}\n\n{text}")
     elif args.list:
-        list_rows(args, rows)
+        list_rows(asked, args.seeds, args.results)
     elif args.show:
-        show(args.show, blocks, args)
+        if args.show not in blocks:
+            fail(
+                f"--show {args.show}: no line of experiments/*.sh has this name; --list prints all"
+                " (a file counts that has the line . experiments/rows.sh)"
+            )
+        block = blocks[args.show]
+        show(block, blocks, args.seeds[0], variables_of(args, args.results / block.folder))
     elif args.run:
         if args.templates and not Path(args.templates).is_dir():
             fail(f"--templates {args.templates}: no such folder")
-        wanted = wanted_blocks(args, rows)
+        wanted = wanted_blocks([block for table in asked.values() for block in table.values()], args.row)
         root = args.results / wanted[0].folder
-        jobs = plan(args, wanted, blocks, root)
-        commands = all_commands(jobs, args, root)
-        judge_flags(args)
-        if args.dry_run:
-            print_costs(commands)
-            return
-        check_inputs(commands, args, root)
-        run_jobs(jobs, args, root)
-        tables.render(args.results, rows)
+        variables = variables_of(args, root)
+        jobs = plan(wanted, args.seeds, blocks, root)
+        commands = all_commands(jobs, variables)
+        print_costs(commands)
+        check(commands)
+        if not args.dry_run:
+            run_jobs(jobs, variables, root)
+            tables.render(args.results, rows)
     else:
         fail("nothing to do: --list, --show TABLE/ROW, --tables, or --run with --table")
 

@@ -20,7 +20,7 @@ set -euo pipefail
 : "${JUDGE_URL:=}"        # its endpoint; empty: OPENAI_BASE_URL, else the official one
 : "${JUDGE_FLAGS:=}"      # of all: --key-env HOST=NAME --budget DOLLARS --price DOLLARS DOLLARS
 : "${REWARD_MODEL:=Skywork/Skywork-Reward-V2-Qwen3-4B}" # of wildbench-rm; not the one that the model was trained with
-: "${SHOW:=}"             # 1: prints the commands instead
+: "${SHOW:=}"             # 1: prints the commands instead, with the calls of a judge
 : "${TEMPLATES:=}"        # folder with the judges' instructions, laid out as eval/reason_benchmarks/data_files of the
                           # authors' repository, whose programs with the tasks' prompts are in the folder above it; empty:
                           # our own wording. Theirs has none for arenahard2: put hard_prompt.txt
@@ -59,20 +59,21 @@ for benchmark in "$@"; do
   gpt4o="--judge ${JUDGE:-gpt-4o} $asked"
   gpt41="--judge ${JUDGE:-gpt-4.1} $asked"
   file="" # of the words of judge or task in $TEMPLATES
+  calls="" # of the judge, for the authors' tasks
   case $benchmark in
-    wildbench) words="$wildbench --tasks data/wildbench.jsonl $gpt4o" file=wildbench/eval_template.pairwise ;;
+    wildbench) words="$wildbench --tasks data/wildbench.jsonl $gpt4o" file=wildbench/eval_template.pairwise calls=1024 ;;
     wildbench-g)
       words="$wildbench --tasks data/wildbench_g.jsonl --references gemini-flash $gpt41"
-      file=wildbench/eval_template.pairwise
+      file=wildbench/eval_template.pairwise calls=1024
       ;;
     wildbench-rm)
       words="eval_wildbench.py --temperatures 0.7 --tasks data/wildbench.jsonl --reward-model $REWARD_MODEL --reward-on response"
       ;;
-    alpacaeval2) words="$others --data data/alpacaeval2 $gpt4o" file=alpacaeval2/eval_template.score ;;
-    arenahard2) words="$others --data data/arena_hard_v2 $gpt41" file=arena_hard_v2/hard_prompt.txt ;;
+    alpacaeval2) words="$others --data data/alpacaeval2 $gpt4o" file=alpacaeval2/eval_template.score calls=805 ;;
+    arenahard2) words="$others --data data/arena_hard_v2 $gpt41" file=arena_hard_v2/hard_prompt.txt calls=1000 ;;
     creativewriting3)
       words="$others --data data/creative_writing $gpt41"
-      file=creativewritingv3/creative_writing_judging_prompt.txt
+      file=creativewritingv3/creative_writing_judging_prompt.txt calls=96
       ;;
     popqa) words="$others --data akariasai/PopQA" file=../popqa.py ;;
     ifbench) words="$others --data allenai/IFBench_test" ;;
@@ -93,7 +94,8 @@ for benchmark in "$@"; do
   command=(python $words --model "$model" $MODEL_FLAGS $JUDGE_FLAGS "${server[@]}" --top-p 0.95 --max-tokens "$MAX_TOKENS"
     --think-format "$THINK_FORMAT" --seed "$SEED" --out "$out" --resume "${template[@]}")
   if [ -n "$SHOW" ]; then
-    echo "${command[@]@Q}"
+    [[ $words =~ --judge\ ([^ ]+) ]] || true
+    echo "${command[@]@Q}${calls:+ # $calls calls of the judge ${BASH_REMATCH[1]}}"
   else
     "${command[@]}"
   fi

@@ -12,7 +12,7 @@
 # 4096 for other rlhf and sft-plain, and what is trained with --think-format plain.
 #
 # An interrupted line goes on with the same command. BLOCK=NAME runs one stage, preparation or training of a row alone, and
-# BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
+# BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, with what they cost; LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
 # for each block, whose FOLDER is that of its runs in results/.
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
@@ -31,7 +31,7 @@ trap 'exit 143' TERM # after the command that runs: a training run first writes 
 
 run() {
   if [ -n "${SHOW:-}" ]; then
-    echo "${@@Q}"
+    echo "${@@Q}${cost:+ # $cost}"
   else
     "$@"
   fi
@@ -74,14 +74,18 @@ row() {
 }
 
 stage() {
-  local script gold=""
+  local script gold="" hours="" cost=""
   read_line "${@:2}"
   if wanted stage "$1" ""; then
     script=train_${words[0]}.py
-    case ${words[0]} in
-      sft) script=train_sft_warmstart.py ;;
-      grpo | ppo | dpo) gold=$GOLD_FLAGS ;;
+    case ${words[0]} in # hours of an 8B model, by the paper's README; DPO's without its sampling
+      sft) script=train_sft_warmstart.py hours=20 ;;
+      grpo | ppo) gold=$GOLD_FLAGS hours=62 ;;
+      dpo) gold=$GOLD_FLAGS hours=8 ;;
     esac
+    if [[ $LAUNCH == accelerate* ]]; then
+      cost=${hours:+"$hours H100-hours, as the paper's README has them for 8B"}
+    fi
     run $LAUNCH "$script" "${words[@]:1}" "${start[@]}" $gold --seed "$SEED" --out "$RESULTS/$1-s$SEED" --resume
   fi
 }
