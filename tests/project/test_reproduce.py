@@ -391,7 +391,7 @@ def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, t
     assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
     asked = "python train_grpo.py --rewards process:1 --reward-args process.model=data/toy/sums.py:steps"
     assert reproduce.inputs_of(asked.split()) == {"data/toy/sums.py", "data/wildchat_if.jsonl"}
-    assert "do you mean --beta" in exits(reproduce.parse, ["python", "train_grpo.py", "--betta", "0"])
+    assert "--beta" in exits(reproduce.parse, ["python", "train_grpo.py", "--betta", "0"])
     assert "there is no train_gpro.py" in exits(reproduce.parse, ["python", "train_gpro.py"])
     unknown = ["python", "train_grpo.py", "--think-format", "tagged"]
     assert "invalid choice 'tagged' for argument '--think-format'" in exits(reproduce.parse, unknown)
