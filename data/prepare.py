@@ -173,8 +173,8 @@ def only_question(row: dict) -> dict:
 def verifiable(row: dict) -> dict:
     """Reads a prompt and its answer as a text, without fields that are empty.
 
-    `ground_truth` and `solution` are read as `answer`, or as constraints. An answer with its derivation, as in
-    GSM8K and MATH, stays as it is: the reward finds the final answer in it.
+    `ground_truth` and `solution` are read as `answer`, or as constraints. An answer with its derivation, like
+    those of GSM8K and MATH, stays as it is: the reward finds the final answer in it.
     """
     row = {name: row[name] for name in row if has_field(row, name)}
     question = first_field(row, ("question", "problem"))
@@ -448,9 +448,8 @@ def write_model(out: Path, source: str | None, revision: str | None) -> None:
     if out.exists():
         others = [path.name for path in out.iterdir() if path.name not in made]
         if others:
-            fail(
-                f"--overwrite: {out} holds more than smollm2 ({', '.join(others[:3])}); name a folder of its own"
-            )
+            named = ", ".join(others[:3])
+            fail(f"--overwrite: {out} holds more than smollm2 ({named}); name a folder of its own")
         shutil.rmtree(out)
     part.rename(out)
     print(f"-> {out}")
