@@ -4,7 +4,7 @@ A step, for P prompts with G completions each:
 
     1. rollout     sample G completions of every prompt
     2. reward      r = weighted sum of --rewards, by default the reward model's; below the group for a malformed
-                   completion; NaN if a judge failed
+                   completion (by default); NaN if a judge failed
     3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
     5. log         metrics and completions are logged and checked; at times held-out prompts are measured and a
@@ -49,7 +49,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
-from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_ratio
+from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_importance
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
@@ -88,7 +88,7 @@ class Args(RLArgs):
     temperature: float = 0.7
     """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     top_p: float = 1.0
-    """Below 1 the policy samples from another distribution than it trains (three released configs: 0.95)."""
+    """Below 1 the policy samples from a different distribution from the one it trains (three released configs: 0.95)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
@@ -104,7 +104,7 @@ class Args(RLArgs):
     group_size: int = 8
     """G, completions a prompt (table 7)."""
     updates_per_rollout: int = 1
-    """Optimizer steps that a rollout is split into (released configs: 1)."""
+    """Parts of a rollout, with one optimizer step each (released configs: 1)."""
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: tuple[float, float] = (0.2, 0.2)
@@ -121,8 +121,8 @@ class Args(RLArgs):
     the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k: other advantages, see
     `pass_at_k_advantages`; what the verifier among the rewards says is all that counts."""
     dynamic_sampling: int = 0
-    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other
-    prompts (DAPO). 0: none."""
+    """At most this many rounds per step that replace groups of about equal rewards by groups of new prompts
+    (DAPO). 0: none."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -167,7 +167,7 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
     mean = rewards_P_G.double().nansum(1, keepdim=True) / count.clamp(min=1)
-    # float32 would round the mean of equal rewards, and a spread of nearly 0 blow the difference up
+    # float32 would round the mean of equal rewards, and dividing by a spread near 0 would blow that up
     centred = torch.where(known, rewards_P_G.double() - mean, 0.0).float()
     if scale == "none":
         return centred
@@ -231,7 +231,8 @@ def grpo_loss(
     beta: float,
     loss_type: str = "dapo",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the loss of a micro-batch, and sums over its tokens of what is logged. It is PPO's loss too.
+    """Returns a micro-batch's share of the loss of an update, and sums over its tokens of what is logged. It is
+    PPO's loss too.
 
     Args:
         logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
@@ -247,8 +248,7 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # the other use of loss_type, which mean is taken, is in `mean_weights`; a name there without a branch here
-    # clips the ratio of each token
+    # `mean_weights` reads loss_type too, for the mean; every other name than these clips the ratio per token
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
@@ -309,7 +309,7 @@ def replace_flat_groups(
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
     section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `most_rounds` times. Under FSDP2
+    Repeats until no process has a flat group or too few unseen prompts are left, at most `most_rounds` times. Under FSDP2
     all processes must take part in each forward, so each samples as many groups as the neediest one, and
     throws the surplus away.
 
@@ -318,6 +318,8 @@ def replace_flat_groups(
         draw: samples and scores groups of this process's share of prompts.
         chosen: the prompts of the step, those of all processes.
         prompts: all prompts of the run.
+        group_size: G.
+        seed: what each round draws from, together with its number.
     """
     seen = {prompt["id"] for prompt in chosen}
     n_rounds = 0
@@ -383,7 +385,7 @@ def accumulate_gradients(
     """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
-    completions are in; see `mean_weights`. PPO and RLVER have the same.
+    completions are in; see `mean_weights`. PPO and RLVER use it too.
 
     Args:
         beta: weight of the KL term, for which completions have `reference_logprobs`.
@@ -404,7 +406,7 @@ def accumulate_gradients(
         sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
         importance_weights = 1.0
         if importance_cap:
-            importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, importance_cap)
+            importance_weights = truncated_importance(old_logprobs, sampler_logprobs, importance_cap)
         loss, batch_sums = grpo_loss(
             logprobs,
             old_logprobs,
@@ -524,7 +526,7 @@ def main(args: Args) -> None:
             )
             run.timer.end("advantage")
 
-            # 4. update, in which all processes have completions of about equal lengths
+            # 4. update; from here on the processes have shares of about equally many tokens
             everyone = gather_object(completions)  # logged at the end of the step
             completions = deal(everyone, accelerator)
             if args.beta:
@@ -532,7 +534,7 @@ def main(args: Args) -> None:
             if args.updates_per_rollout > 1:  # later updates compare the policy with what it was before the first
                 policy.set_old_logprobs(completions)
             updates = []
-            # the last number of the seed: `replace_flat_groups` has 1, 2, ...
+            # the rounds of `replace_flat_groups` draw from (*seed, 1), (*seed, 2), ...; 0 is free
             for mini_batch in mini_batches(completions, args.updates_per_rollout, (*seed, 0)):
                 means = accumulate_gradients(
                     mini_batch,

@@ -154,7 +154,7 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 def gae(
     rewards_B_T: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes advantages A, and returns A + V, by generalised advantage estimation (1506.02438, eq. 16).
+    """Returns (advantages A, value targets A + V) by generalised advantage estimation (1506.02438, eq. 16).
 
     A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; after the last token A = V = 0.
 
@@ -401,12 +401,12 @@ def main(args: Args) -> None:
             metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
             run.timer.end("reward")
 
-            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
-            # processes have completions of about equal lengths
+            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on the
+            # processes have shares of about equally many tokens
             completions = deal_completions(completions, accelerator)
             set_values(completions, critic)
             if args.updates_per_rollout > 1 or args.kl == "reward":
-                # a second update and KL in the reward need those of the policy that sampled
+                # a second update and KL in the reward need the trainer's before the first update
                 policy.set_old_logprobs(completions)
             if has_reference:
                 policy.set_reference_logprobs(completions)

@@ -194,7 +194,7 @@ def read_rubric(row: dict) -> list[tuple[str, float]]:
     )
 
 
-rubric.read_field = read_rubric  # rewards.check tries it on every prompt
+rubric.read_field = read_rubric  # `Scorer.check` tries it on every prompt
 
 # weights of RaR, 2507.17746
 IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.8}

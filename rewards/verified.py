@@ -290,7 +290,7 @@ def code(rows: list[dict], partial: bool = False, timeout: float = 10.0, unsafe:
     return list(code_runner.map_in_parallel(run_one, rows))
 
 
-code.read_field = code_runner.read_tests  # rewards.check tries it on every prompt
+code.read_field = code_runner.read_tests  # `Scorer.check` tries it on every prompt
 
 
 # --- 4. instructions
@@ -328,4 +328,4 @@ def _check_instructions(prompt: dict) -> None:
     make_checkers({"key": prompt["id"]} | prompt)
 
 
-instructions.read_field = _check_instructions  # rewards.check tries it on every prompt
+instructions.read_field = _check_instructions  # `Scorer.check` tries it on every prompt

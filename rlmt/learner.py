@@ -301,8 +301,9 @@ def collate(completions: list, device) -> dict[str, torch.Tensor]:
     """Makes tensors of a micro-batch.
 
     Returns what `collate_ids` does, and (B, T) each: policy_mask, which is 1 on the policy's tokens, 0 on
-    padding and on the user's turns; advantages, 0 where a loss_mask is; and, if completions have them, the
-    log-probabilities of sampler, policy at the rollout and reference, values and returns.
+    padding and on the user's turns; advantages, 0 where loss_mask is 0; and, if completions have them, the
+    log-probabilities of the sampler, of the policy before the first update and of the reference, values and
+    returns.
     """
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
@@ -532,7 +533,7 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
     return peak * (1 + math.cos(math.pi * progress)) / 2
 
 
-def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+def truncated_importance(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
     """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated
     importance)."""
     return (logprobs - sampler_logprobs).exp().clamp(max=cap)

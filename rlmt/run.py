@@ -104,7 +104,8 @@ class RunArgs:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
+    """Check arguments and data, ask a judge its first request, print what would run, and stop before a model is
+    loaded."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Samples completions, splits them into thinking and response, and computes the metrics of a step.
 
     sampler = policy_sampler(args, tokenizer, n_completions=512, max_prompt_tokens=1024, max_tokens=4096)
-    sampler.sync(policy)                                  # the sampler has the policy's weights now
+    sampler.sync(policy.model)                            # the sampler has the policy's weights now
     for index, sample in sampler.sample(prompts):         # in the order in which they end
         ...
     sampler.sleep()                                       # GPU memory for the update
@@ -34,7 +34,7 @@ from rlmt.learner import Policy, deal
 from rlmt.model import evaluating, is_sharded_launch
 from utils import THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
-# Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
+# Nats a token by which sampler and trainer may differ. Rounding alone accounts for up to 0.04 in bfloat16 and 1e-5
 # in float32 (docs/gpu.md); other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking budget has cut in two
@@ -97,7 +97,7 @@ class Completion:
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         missing = math.isnan(self.reward)
-        # over the policy's tokens; there are none before the advantages
+        # over the policy's tokens; still empty when rewards read the row
         counted = itertools.compress(self.advantages, self.policy_mask or [1] * len(self.ids))
         return {
             "id": self.id,
@@ -133,7 +133,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
     `prompt`: a row of data.load_prompts.
     """
     text = text_of(tokenizer, sample)
-    # the only place where text is taken apart; all that follows reads these parts
+    # all that follows reads these parts; only --on-bad-format null looks for tags once more
     parts = split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
@@ -354,8 +354,8 @@ class Sampler:
         self.backend.update(trained)
 
     def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
-        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's
-        weights.
+        """Warns when sampler and trainer disagree, and ends the run when they do twice in a row: vLLM must sample
+        from the policy's weights.
 
         They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a
         step.
@@ -527,8 +527,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
 def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     """Returns mean and standard deviation of a step's rewards, without NaN (no reward).
 
-    Both are there a second time under TRL's keys, which have `name`: "preference" if that is the only reward,
-    "total" if several are combined.
+    Both are there a second time under TRL's keys, which have `name`: "preference" where
+    the total is the reward model's own score, else "total".
     """
     known = rewards_P_G[~rewards_P_G.isnan()]
     mean = known.mean().item()
@@ -551,7 +551,7 @@ def warn_of_no_lesson(step: int, metrics: dict[str, float], completions: list) -
         return
     if metrics["reward_std"] == 0:
         PartialState().print(
-            f"WARNING: all completions of this step have the reward {metrics['reward']:g}, so nothing can be learned of them; "
+            f"WARNING: all completions of this step have the reward {metrics['reward']:g}, so nothing can be learned from them; "
             "completions.jsonl in the run's folder has what each reward gave"
         )
     if metrics["think/format_ok"] == 0:
