@@ -329,7 +329,7 @@ def main(args: Args) -> None:
     shared.try_judge(args, run.folder, [sentient.strategy_request(args, dialogue)])
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- talk with each simulator
     dialogues = {}
