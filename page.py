@@ -3,9 +3,9 @@
     python page.py results/rlmt                  # writes results/rlmt/page.html
     python page.py results/rlmt results/rlhf     # two runs side by side, training runs or evaluations
 
-The training scripts write it when they finish; the command works at any time, also while a run is in progress.
-Only the files of the run folder are read, not the model. A folder without completions, like a run of SFT, has
-curves only; an evaluation has answers only.
+The training scripts write it when they finish; the command works at any time, also during a run. Only the
+files of the run folder are read, not the model. A folder without completions, like a run of SFT, has curves
+only; an evaluation has answers only.
 
 Of a training run the page shows the first, a middle and the last step, and says of each how many prompts it
 shows: see `choose_prompts`. The page's frame is page.html, a template next to this file. Every text of a run
@@ -106,7 +106,8 @@ STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",  # letters stay text, in a font of the reader's
     "svg.hashsalt": "page",  # the same curves give the same bytes
-    **dict.fromkeys(["text.color", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"], GREY),
+    **dict.fromkeys(["text.color", "axes.labelcolor", "axes.edgecolor"], GREY),
+    **dict.fromkeys(["xtick.color", "ytick.color", "grid.color"], GREY),
 }
 POINTS = 300  # of a line at most: a long run has a small picture, of means over neighbouring steps
 
@@ -142,17 +143,17 @@ def thin(curve: dict[float, float]) -> pd.DataFrame:
     return points.groupby(np.arange(len(points)) // math.ceil(len(points) / POINTS)).mean()
 
 
-def draw_panel(title: str, curves: list[dict[float, float]]) -> str:
-    """Returns an SVG of one curve per run; an empty curve is not drawn."""
+def draw_panel(key: str, curves: list[dict]) -> str:
+    """Returns an SVG with the curve of each run that has one."""
     figure = Figure(figsize=(3.4, 2.1), layout="constrained")
     axis = figure.add_subplot()
-    for curve, line in zip(curves, LINES):
-        if curve:
-            points = thin(curve)
+    for of_run, line in zip(curves, LINES):
+        if key in of_run:
+            points = thin(of_run[key])
             if len(points) < 30:
                 line = line | {"marker": "o", "markersize": 3}
             axis.plot(points["step"], points["value"], **line)
-    axis.set_title(title, loc="left", fontsize=9)
+    axis.set_title(f"{key}\n{PANELS[key]}", loc="left", fontsize=9)
     axis.locator_params("x", integer=True, nbins=6)
     axis.ticklabel_format(useOffset=False)
     axis.spines[["top", "right"]].set_visible(False)
@@ -170,11 +171,11 @@ def draw_curves(curves: list[dict]) -> str:
     logged = set().union(*curves)
     panels = []
     with matplotlib.rc_context(STYLE):
-        for key, about in PANELS.items():
+        for key in PANELS:
             if key == "loss" and "reward" in logged:
                 continue  # in RL it does not measure progress
             if key in logged:
-                panels.append(draw_panel(f"{key}\n{about}", [of_run.get(key, {}) for of_run in curves]))
+                panels.append(draw_panel(key, curves))
     return "\n".join(panels)
 
 
@@ -190,14 +191,17 @@ def label_of(row: dict, kind: str) -> str:
 
 
 def choose_labels(runs: list[Path], file: str) -> list[str]:
-    """Returns the first, a middle and the last label of a file: of two runs that have it, of their common labels
-    if there are any."""
+    """Returns the first, a middle and the last label of a file, of those that two runs share.
+
+    It is of all labels if the runs share none, or if only one of them has the file.
+    """
     counts = Counter()
     for run in runs:
         labels = [label_of(row, KINDS[file]) for row in read_completions(run, file)]
         counts.update(list(dict.fromkeys(labels)))  # one of each; a set would lose their order
     common = [label for label, n in counts.items() if n == max(counts.values())]
-    return list(dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], *common[-1:]]))
+    middle = len(common) // 2
+    return list(dict.fromkeys(common[:1] + common[middle : middle + 1] + common[-1:]))
 
 
 def read_sections(runs: list[Path]) -> dict[str, list[list[dict]]]:
@@ -223,8 +227,8 @@ def prompt_key(row: dict) -> str:
     return hashlib.sha1(json.dumps(row["messages"]).encode()).hexdigest()
 
 
-def choose_prompts(sides: list[list[dict]], max_characters: int) -> tuple[list[list[list[dict]]], int]:
-    """Returns the prompts of a section that are shown, each with its rows of each run, and how many there are.
+def choose_prompts(sides: list[list[dict]], max_characters: int) -> tuple[list[list], int]:
+    """Returns the prompts of a section that are shown, each as its rows of each run, and how many there are.
 
     Prompts that all runs answered come first, then the order of `prompt_key`. The first prompt comes however
     long its completions are. 0 characters: all prompts.
@@ -287,8 +291,9 @@ def show_completion(row: dict) -> str:
     conversation with a simulated user is shown turn by turn.
     """
     numbers = {name: row.get(name) for name in [*MEANS, "advantage"]}
-    if list(row["rewards"].values()) != [row["reward"]]:  # otherwise it would be there twice
-        numbers |= row["rewards"]
+    rewards = {name: value for name, value in row["rewards"].items() if name != "gold"}
+    if list(rewards.values()) != [row["reward"]]:  # otherwise it would be there twice
+        numbers |= rewards
     shown = f"<p>{escape(row['status'])} {escape(row.get('pair') or '')}{show_numbers(numbers)}</p>"
     turns = [{"role": "response", "thinking": row.get("thinking"), "content": row.get("response")}]
     for turn in row.get("dialogue", [None, *turns])[1:]:  # the first turn is the prompt
@@ -319,9 +324,10 @@ def show_section(label: str, sides: list[list[dict]], names: list[str], max_char
     chosen, n_prompts = choose_prompts(sides, max_characters)
     shown = f'<h2 id="{label}">{label}: {len(chosen)} of {n_prompts} prompts</h2>\n'
     for name, rows in zip(names, sides):
-        statuses = Counter(row["status"] for row in rows)
-        means = pd.DataFrame(rows, columns=MEANS, dtype=float).mean()
-        shown += f"<p>{name} means{show_numbers(means.to_dict() | statuses)}</p>\n"
+        table = pd.DataFrame(rows, columns=["status", *MEANS], dtype=object)
+        statuses = show_numbers(table["status"].value_counts().to_dict())
+        means = show_numbers(table[MEANS].astype(float).mean().to_dict())
+        shown += f"<p>{name} {len(rows)} completions{statuses}; means{means}</p>\n"
     for prompt in chosen:
         shown += show_prompt(prompt, names)
     return shown.replace("<details>", "<details open>", 1)  # the first prompt can be read at once

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -36,74 +37,93 @@ def write(folder: Path, name: str, rows: list[dict]) -> Path:
     return folder
 
 
-def data_of(file: Path) -> dict:
-    """Returns the JSON in a page."""
-    start = '<script type="application/json" id="data">'
-    return json.loads(file.read_text("utf-8").partition(start)[2].partition("</script>")[0])
+class ParsedPage(HTMLParser):
+    """Collects tags with the names of their attributes, and the text of every element with `data-of`, as
+    (data-of, text), as an HTML parser sees them."""
+
+    def __init__(self, file: Path):
+        super().__init__()
+        self.tags = Counter()
+        self.texts = []
+        self.inside = False
+        self.feed(file.read_text("utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag, *dict(attrs)] += 1
+        self.inside = "data-of" in dict(attrs)
+        if self.inside:
+            self.texts.append((dict(attrs)["data-of"], ""))
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            label, text = self.texts[-1]
+            self.texts[-1] = (label, text + data)
 
 
-def shown(folder: Path, *runs: Path, n: int = 0) -> dict:
-    page.write_page(list(runs), folder / "shown.html", n)
-    return data_of(folder / "shown.html")
+def shown(folder: Path, *runs: Path, **more) -> ParsedPage:
+    page.write_page(runs, folder / "shown.html", **more)
+    return ParsedPage(folder / "shown.html")
 
 
-def ids(data: dict, field: str | None = None) -> list[tuple]:
-    """Returns (id, step, number) of the visits that have the number."""
-    found = []
-    for visit in data["visits"]:
-        if visit[field] is not None:
-            found.append((data["prompts"][visit["prompt"]]["id"], visit["step"], visit[field]))
-    return found
+def headings(folder: Path) -> list[str]:
+    return re.findall("<h2.*?>(.*?)</h2>", (folder / "shown.html").read_text())
 
 
 # --- what the page shows
 
 
-def test_visits_have_the_numbers_that_they_are_ordered_by(tmp_path):
-    rows = [completion("b", 2, -1.0, 0.2), completion("a", 1, 3.0), completion("a", 1, 1.0)]
-    run = write(tmp_path / "run", "completions.jsonl", [*rows, completion("d", 2, None)])
+def test_first_middle_and_last_step_that_two_runs_share(tmp_path):
+    def write_run(name: str, steps: range, prompts: str) -> Path:
+        rows = []
+        for step in steps:
+            rows += [completion(prompt, step, 1.0, response=f"{name} {step}") for prompt in prompts]
+        return write(tmp_path / name, "completions.jsonl", rows)
+
+    long = write_run("long", range(1, 10), "ab")
     held_out = completion("held", 7, None, 0.9)
     del held_out["reward"]  # held-out completions have none
-    write(run, "held_out_completions.jsonl", [held_out])
-    data = shown(tmp_path, run)
-    assert ids(data, "highest") == [("a", 1, 3.0), ("b", 2, -1.0)]  # by step
-    assert ids(data, "lowest") == [("a", 1, 1.0), ("b", 2, -1.0)]
-    orders = [["highest reward", "highest", True], ["lowest reward", "lowest", False]]
-    assert data["orders"] == orders
-    assert [visit["kind"] for visit in data["visits"]] == ["training"] * 3 + ["held out"]
-    assert data["visits"][3]["sides"][0][0]["numbers"] == {"gold": 0.9, "n_tokens": 9, "n_thinking_tokens": 4}
+    write(long, "held_out_completions.jsonl", [held_out])
+    short = write_run("short", range(1, 7), "bc")
+    sections = ["training, step 1", "training, step 4", "training, step 6", "held out, step 7"]
 
-    gold = write(tmp_path / "gold", "generations.jsonl", [generation("x", score=0.5)])
-    data = shown(tmp_path, gold)
-    assert data["orders"][0][0] == "highest gold" and ids(data, "highest") == [("x", None, 0.5)]
-    # a second sample of the task, with an id of its own
-    write(
-        gold, "generations.jsonl", [generation("x", score=0.5), generation("x", score=0.75) | {"id": "x-1"}]
-    )
-    assert ids(shown(tmp_path, gold), "highest") == [("x-1", None, 0.75)]
+    page_of_two = shown(tmp_path, long, short, max_characters=1)
+    counts = [heading.split(": ") for heading in headings(tmp_path)]
+    assert counts == [[label, f"1 of {3 if 'training' in label else 1} prompts"] for label in sections]
+    # of each step the prompt that both runs answered, and their answers next to each other
+    assert page_of_two.texts[:5] == [
+        ("user", "ask b"),
+        ("thinking", "z"),
+        ("response", "long 1"),
+        ("thinking", "z"),
+        ("response", "short 1"),
+    ]
+
+    alone = shown(tmp_path, long, max_characters=0)
+    assert "training, step 9: 2 of 2 prompts" in headings(tmp_path)
+    answers = [text for label, text in alone.texts if label == "response"]
+    assert answers == ["long 1"] * 2 + ["long 5"] * 2 + ["long 9"] * 2 + ["y"]
 
 
 def test_what_is_shown_of_a_completion(tmp_path):
     several = {"preference": 0.5, "length": -1.0, "gold": 0.9}
-    parts = {"preference": 0.5, "length": -1.0}
-    rows = [
-        completion("a", 1, 1.0, 0.4),
-        completion("b", 1, -0.5, rewards=several),
-        completion("c", 1, -2.0, status="no_close", text="<think> more", pair="rejected"),
-        completion("e", 1, float("nan")),
+    bad = {"status": "no_close", "text": "<think> more", "pair": "rejected"}
+    rows = [completion("a", 1, 1.0, 0.4), completion("a", 1, float("nan"), rewards=several)]
+    run = write(tmp_path / "run", "completions.jsonl", [*rows, completion("a", 1, -2.0, **bad)])
+    texts = shown(tmp_path, run).texts
+    reply = [("thinking", "z"), ("response", "y")]
+    assert texts == [("user", "ask a"), *reply * 3, ("as written", "<think> more")]
+    lines = re.findall("<p>(.*?)</p>", (tmp_path / "shown.html").read_text())
+    assert [re.sub("</?b.*?>", "", line) for line in lines] == [
+        "run 3 completions · ok 2 · no_close 1; means · reward -0.5 · gold 0.65 · n_tokens 9.0"
+        " · n_thinking_tokens 4.0",
+        "ok  · reward 1.0 · gold 0.4 · n_tokens 9 · n_thinking_tokens 4 · advantage 0.5",
+        "ok  · gold 0.9 · n_tokens 9 · n_thinking_tokens 4 · advantage 0.5 · preference 0.5 · length -1.0",
+        "no_close rejected · reward -2.0 · n_tokens 9 · n_thinking_tokens 4 · advantage 0.5",
     ]
-    data = shown(tmp_path, write(tmp_path / "run", "completions.jsonl", rows))
-    plain, combined, bad, unknown = [visit["sides"][0][0] for visit in data["visits"]]
-    lengths = {"advantage": 0.5, "n_tokens": 9, "n_thinking_tokens": 4}
-    assert plain == {
-        "status": "ok",
-        "numbers": {"reward": 1.0, "gold": 0.4, **lengths},
-        "thinking": "z",
-        "response": "y",
-    }
-    assert combined["numbers"] == {"reward": -0.5, "gold": 0.9, **lengths, **parts}
-    assert (bad["text"], bad["pair"]) == ("<think> more", "rejected")
-    assert unknown["numbers"] == lengths
 
 
 def test_curves(tmp_path):
@@ -113,31 +133,27 @@ def test_curves(tmp_path):
     write(run, "held_out.jsonl", [{"step": 2, "gold": 0.5}])
     for number in (1, 2, 10):  # the rounds of DPO
         write(run / f"round-{number}", "metrics.jsonl", [{"step": 1, "x": number}, {"step": 3, "x": -number}])
-    other = write(tmp_path / "other", "metrics.jsonl", [{"step": 5, "reward": 7.0}])
-    curves = {curve["key"]: curve for curve in shown(tmp_path, run, other)["curves"]}
-    assert list(curves) == ["reward", "reward/gold", "held out: gold", "kl", "loss", "in rounds: x"]
-    assert [key for key, curve in curves.items() if curve["main"]] == list(curves)[:4]
-    assert curves["reward"]["lines"] == [[[1, 1], [2, 2]], [[5, 7.0]]]
-    assert curves["kl"]["lines"] == [[[2, 0.5]], []]
-    in_rounds = [[1, 1], [3, -1], [4, 2], [6, -2], [7, 10], [9, -10]]
-    assert curves["in rounds: x"]["lines"] == [in_rounds, []]
+    curves = page.read_curves(run)
+    assert list(curves) == ["loss", "reward/gold", "reward", "kl", "held out: gold", "in rounds: x"]
+    assert curves["reward"] == {1: 1, 2: 2} and curves["kl"] == {2: 0.5}
+    assert curves["in rounds: x"] == {1: 1, 3: -1, 4: 2, 6: -2, 7: 10, 9: -10}
+
+    rows = [{"step": step, "reward": step % 7, "think/mean_tokens": step} for step in range(1, 20_001)]
+    long = write(tmp_path / "long", "metrics.jsonl", rows)
+    shown(tmp_path, run, long)
+    text = (tmp_path / "shown.html").read_text()
+    panels = [key for key in page.PANELS if f">{key}<" in text]
+    assert panels == ["reward", "reward/gold", "held out: gold", "kl", "think/mean_tokens"]
+    assert len(text) < 100_000  # a long run has a small picture
 
 
-def test_two_evaluations_are_compared_prompt_by_prompt(tmp_path):
-    samples = [generation(f"a-{n}", score=score) for n, score in enumerate((0.0, 1.0))]
-    for sample in samples:
-        sample["messages"] = [{"role": "user", "content": "ask a"}]
-    one = write(
-        tmp_path / "one",
-        "generations.jsonl",
-        [*samples, generation("b", score=0.5), generation("c", score=1.0)],
-    )
-    others = [generation("a", score=0.25), generation("b", score=0.5), generation("d", score=1.0)]
-    other = write(tmp_path / "other", "generations.jsonl", others)
-    gold, length = shown(tmp_path, one, other)["comparison"]
-    assert gold == {"name": "gold, temperature 0.7", "means": [0.5, 0.375], "wins": 0.75, "n": 2}
-    assert length["wins"] == 0.5
-    assert shown(tmp_path, one)["comparison"] == []
+def test_a_folder_with_nothing_to_show_is_refused(tmp_path):
+    evaluation = write(tmp_path / "evaluation", "generations.jsonl", [generation("x", score=0.5)])
+    assert not shown(tmp_path, evaluation).tags["svg",]
+    assert headings(tmp_path) == ["evaluation, temperature 0.7: 1 of 1 prompts"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty: no metrics and no completions"):
+        shown(tmp_path, evaluation, tmp_path / "empty")
 
 
 # --- hostile texts
@@ -151,7 +167,7 @@ EVIL = {  # what a model wrote: what a reader sees
         "</div></details></body></html> &amp; &lt; \"double\" 'single' <!-- <style>*{display:none}</style>",
         "emoji 😀👩‍👩‍👧🇫🇷, עברית and العربية, 漢字, e\u0301, \u200fmark",
         "  indented\n\n\ttab and trailing space \n",
-        "&#60;b&#62; &nbsp; ]]> <?php ?> <![CDATA[x]]> {{data}}",
+        "&#60;b&#62; &nbsp; ]]> <?php ?> <![CDATA[x]]> $title",
     )
 } | {
     "nul \x00, carriage return\r\n, turned \u202e": "nul \\x00, carriage return\\r\n, turned \\u202e",
@@ -159,60 +175,38 @@ EVIL = {  # what a model wrote: what a reader sees
 }
 
 
-class ParsedPage(HTMLParser):
-    """Collects tags, and the text of every element with the class "text", as an HTML parser sees them."""
 
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags = Counter()
-        self.texts = []
-        self.depth = 0  # of elements that are open within a "text"
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags[tag] += 1
-        if self.depth:
-            self.depth += 1
-        elif dict(attrs).get("class") == "text":
-            self.depth = 1
-            self.texts.append("")
-
-    def handle_endtag(self, tag):
-        self.depth = max(0, self.depth - 1)
-
-    def handle_data(self, data):
-        if self.depth:
-            self.texts[-1] += data
-
-
-@pytest.fixture
-def evil(tmp_path) -> Path:
-    """The page of a run whose thinking, responses, prompts, roles, ids and name are all hostile."""
-    messages = [{"role": "<u>system</u>", "content": SCRIPT}, {"role": "user", "content": "{{data}}"}]
+def write_run(folder: Path, texts: Iterable[str], word: str) -> Path:
+    """Writes a run whose texts, roles, ids, names, statuses, reward and command are `texts` or `word`."""
+    messages = [{"role": word, "content": word}, {"role": "user", "content": "$texts"}]
     rows = []
-    for text in EVIL:
-        rows.append(completion(SCRIPT, 1, float(len(rows)), thinking=text, response=text, messages=messages))
-    run = write(tmp_path / "<run>&{{data}}", "completions.jsonl", rows)
-    write(run, "metrics.jsonl", [{"step": 1, SCRIPT: 1.0, "reward": 2.0}])
-    (run / "config.json").write_text(json.dumps({"args": {SCRIPT: SCRIPT}}))
-    (run / "command.txt").write_text(SCRIPT)
-    page.main(page.Args((str(run),)))
-    return run / "page.html"
+    for text in texts:
+        more = {"thinking": text, "response": text, "text": text, "status": word, "pair": word}
+        rows.append(completion(word, 1, 1.0, messages=messages, rewards={word: 0.5}, **more))
+    write(folder, "completions.jsonl", rows)
+    write(folder, "metrics.jsonl", [{"step": 1, word: 1.0, "reward": 2.0}])
+    (folder / "command.txt").write_text(word)
+    page.main(page.Args((str(folder),)))
+    return folder / "page.html"
 
 
-def test_every_hostile_text_reaches_the_page_and_none_is_html(evil):
-    for field in ("thinking", "response"):
-        shown_texts = [completion[field] for completion in data_of(evil)["visits"][0]["sides"][0]]
-        assert shown_texts == list(EVIL.values())
-    text = evil.read_text("utf-8")
-    template = page.TEMPLATE.read_text("utf-8")
-    assert ParsedPage(text).tags == ParsedPage(template).tags  # scripts, elements: none is added
-    assert "<title>&lt;run&gt;&amp;{{data}}</title>" in text
+def test_every_hostile_text_reaches_the_page_and_none_is_html(tmp_path):
+    file = write_run(tmp_path / "<run>&$texts", EVIL, SCRIPT)
+    evil = ParsedPage(file)
+    assert evil.texts[:2] == [(SCRIPT, SCRIPT), ("user", "$texts")]
+    for label in ("thinking", "response", "as written"):
+        assert [text for of, text in evil.texts if of == label] == list(EVIL.values())
+    other = write_run(tmp_path / "run", ["plain"] * len(EVIL), "word")
+    assert evil.tags == ParsedPage(other).tags  # no element and no attribute is added
 
     # only the script of the template may run, and nothing is loaded
-    script = re.search(r"<script>(.*?)</script>", template, re.S)[1]
+    text = file.read_text("utf-8")
+    assert "<title>&lt;run&gt;&amp;$texts</title>" in text
+    script = re.search(r"<script>(.*?)</script>", text, re.S)[1]
+    assert script in page.TEMPLATE.read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in text
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\(|Function\(|srcdoc|fetch\("
-    assert not re.findall(rf"{ways}|\b(?:src|href)=|@import|url\(|https?://(?!www.w3.org/2000/svg)", template)
+    assert not re.findall(ways, script)
+    loads = r"\b(?:src|href)=(?!\"#)|@import|url\((?!#)|https?://(?!www.w3.org/)"
+    assert not re.findall(loads, other.read_text("utf-8"))
