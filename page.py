@@ -63,7 +63,7 @@ KINDS = {  # files of completions, and how the page calls what they hold
     "dialogues.jsonl": "dialogue",
     "dialogues_held_out.jsonl": "held-out dialogue",
 }
-# ends that are faults, and what such a dialogue counts with, as rewards/simulated_user.py has it
+# ends that are faults, and what such a dialogue counts with, as rlver/simulated_user.py has it
 BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}
 
 

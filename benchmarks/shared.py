@@ -35,7 +35,7 @@ from rlmt.scorers import load_function
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.saved import generate
 from rlmt.vllm import serve
-from rewards.user_prompts import ASK_THINKING
+from rlver.prompts import ASK_THINKING
 from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 
 LOCAL_CALLS = 512  # requests to a local judge at a time
