@@ -115,12 +115,13 @@ class Args(JudgeFlags, ModelFlags):
     from_dialogues: str = ""
     """Stored dialogues {id, emo_point, history}, jsonl or jsonl.gz. Writes their score to the file --out."""
 
-
     @property
     def setting(self) -> dict:
         """Returns the simulator's setting."""
         changes = {"start": self.start, "low": self.low, "turns": self.turns}
-        return simulated_user.setting_of(self.protocol, self.user, self.seed, **changes)
+        changes |= {"kind": self.user, "seed": self.seed}
+        known = {name: value for name, value in changes.items() if value is not None}
+        return simulated_user.PROTOCOLS[self.protocol] | known
 
 
 # --- 1. stored dialogues
@@ -315,9 +316,9 @@ def main(args: Args) -> None:
     request = simulated_user.planner_request(dialogue, setting)
     users = {}
     for suffix, (flag, who) in simulators.items():
-        users[suffix] = simulated_user.load_user(who, run.folder / f"simulator{suffix}.jsonl", args)
-        n_replies = len(profiles) * setting["turns"]
-        simulated_user.try_user(users[suffix], flag, request, n_replies, args.overwrite)
+        store = run.folder / f"simulator{suffix}.jsonl"
+        user = users[suffix] = simulated_user.load_user(flag, who, store, args)
+        simulated_user.try_user(flag, user, request, len(profiles) * setting["turns"], args.overwrite)
     judge.try_first(dialogue, run.folder)
     if args.dry_run:
         return

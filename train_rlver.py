@@ -201,8 +201,10 @@ class Conversation(Completion):
             self.sampler_logprobs = (self.sampler_logprobs or []) + sample.logprobs
 
     def add_user_turn(self, tokenizer, max_context: int) -> None:
-        """Adds the user's last turn; ends the conversation if its context would exceed `max_context`
-        tokens."""
+        """Adds the user's last turn, but for the first, which the prompt has; ends the conversation if its
+        context would exceed `max_context` tokens."""
+        if not self.ids:
+            return
         content = self.dialogue["history"][-1]["content"]
         ids = turn_ids(tokenizer, content)
         if self.ids[-1] == ids[0] == tokenizer.eos_token_id:  # the policy has sampled it
@@ -298,19 +300,16 @@ def talk(
     # under FSDP2 a forward gathers weights from all processes, so where transformers samples, each process must
     # sample as much as the others
     in_step = bool(sampler.backend.batch_size) and is_sharded_launch()
-    dialogues = [simulated_user.start(user, setting) for user in users]
     conversations = []
-    for user, dialogue in zip(users, dialogues, strict=True):
+    for user in users:
+        dialogue = simulated_user.start(user, setting)
         conversation = Conversation(user["id"], user["messages"], user["prompt_ids"], [], dialogue=dialogue)
         conversations.append(conversation)
+    dialogues = [conversation.dialogue for conversation in conversations]
     for places in simulated_user.converse(dialogues, setting, simulator, in_step):
-        live = []
         for place in places:
-            conversation = conversations[place]
-            if conversation.ids:  # the prompt has the first turn
-                conversation.add_user_turn(sampler.tokenizer, max_context)
-            if not conversation.dialogue["ended"]:
-                live.append(conversation)
+            conversations[place].add_user_turn(sampler.tokenizer, max_context)
+        live = [conversation for conversation in conversations if not conversation.dialogue["ended"]]
         prompts = [conversation.context for conversation in live]
         if in_step:
             n_replies = max(gather_object([len(live)]))
@@ -361,16 +360,13 @@ def main(args: Args) -> None:
     check_split(args.prompts_per_step, accelerator.num_processes)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
-    if not args.simulator:
-        fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
 
     # --- users, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     # every checkpoint says it, so that eval_sentient.py gives the model the context that it was trained in
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
-    setting = simulated_user.setting_of(
-        "rlver", args.user, args.seed, start=args.start, low=args.low, turns=args.turns
-    )
+    setting = simulated_user.RLVER | {"start": args.start, "low": args.low, "turns": args.turns}
+    setting |= {"kind": args.user, "seed": args.seed}
     users = load_users(args.profiles, setting, tokenizer, args.ask_thinking)
     longest = max(len(user["prompt_ids"]) for user in users)
     max_context = args.max_tokens - args.max_turn_tokens  # leaves room for a reply
@@ -389,12 +385,12 @@ def main(args: Args) -> None:
     run = Run(args, "rlver", args.model, constants(vars(train_grpo) | vars(train_ppo) | globals()))
     store = run.folder / f"simulator-{accelerator.process_index}.jsonl"
     who = read_who(args.simulator, args.simulator_url)
-    simulator = simulated_user.load_user(who, store, args, accelerator.num_processes)
+    simulator = simulated_user.load_user("--simulator", who, store, args, accelerator.num_processes)
     if accelerator.is_main_process:
         dialogue = simulated_user.start_with_answer(users[0], setting)
         request = simulated_user.planner_request(dialogue, setting)
         n_replies = args.steps * args.prompts_per_step * args.group_size * args.turns
-        simulated_user.try_user(simulator, "--simulator", request, n_replies, args.overwrite)
+        simulated_user.try_user("--simulator", simulator, request, n_replies, args.overwrite)
     if args.dry_run:
         return
     run.start()

@@ -25,9 +25,10 @@ rlver/toy_users.py:strategies. A program gives no marks.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -322,39 +323,40 @@ class Judge:
         judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts
         its failures as n_invalid; it has no numbers if these are more than --max-invalid.
         """
-        args = self.args
-        if not args.judge:
+        if not self.args.judge:
             return {}
         judged = [dialogue for dialogue in dialogues if simulated_user.final_emotion(dialogue) is not None]
-        scores = {"judge": args.judge}
-        if ".py:" in args.judge:
-            codes = list(map(load_function(args.judge), judged))
+        rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged]})
+        scores = {"judge": self.args.judge}
+        is_function = ".py:" in self.args.judge
+        if is_function:
+            codes = list(map(load_function(self.args.judge), judged))
         else:
-            requests = [self.request(STRATEGY_PROMPT, strategy_fields(dialogue)) for dialogue in judged]
-            codes = [reply.value for reply in shared.ask_judge(args, requests, read_strategies, run)]
+            codes = self.ask(STRATEGY_PROMPT, map(strategy_fields, judged), read_strategies, run)
         for place, dialogue in enumerate(judged):
             if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
                 codes[place] = None
-        scores["strategies"] = if_reliable(codes, args.max_invalid, score_strategies, judged, codes)
-        rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged], "strategies": codes})
+        rows["strategies"] = codes
+        scores["strategies"] = self.if_reliable(codes, score_strategies, judged, codes)
 
-        if ".py:" not in args.judge:
-            scores["wording"] = describe_wording(args.template)
-            requests = [self.request(self.capability_prompt, capability_fields(d)) for d in judged]
-            marks = [reply.value for reply in shared.ask_judge(args, requests, read_marks, run)]
-            scores["capabilities"] = if_reliable(
-                marks, args.max_invalid, score_capabilities, marks, args.seed
-            )
+        if not is_function:
+            marks = self.ask(self.capability_prompt, map(capability_fields, judged), read_marks, run)
             rows["capabilities"] = marks
+            scores["wording"] = describe_wording(self.args.template)
+            scores["capabilities"] = self.if_reliable(marks, score_capabilities, marks, self.args.seed)
 
         write_jsonl(run / f"judged{suffix}.jsonl", rows.to_dict("records"))
         return scores
 
+    def ask(self, template: str, fields: Iterable[dict], read: Callable[[str], Any], run: Path) -> list:
+        """Returns what `read` makes of the reply about each dialogue; None if the judge failed."""
+        requests = [self.request(template, of_dialogue) for of_dialogue in fields]
+        return [reply.value for reply in shared.ask_judge(self.args, requests, read, run)]
 
-def if_reliable(judgements: list, max_invalid: float, score: Callable[..., dict], *inputs) -> dict:
-    """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
-    inputs, unless a larger share than `max_invalid` is None."""
-    counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
-    if counts["n_invalid"] <= max_invalid * counts["n"]:
-        counts |= score(*inputs)
-    return counts
+    def if_reliable(self, judgements: list, score: Callable[..., dict], *inputs) -> dict:
+        """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
+        inputs, unless n_invalid is more than --max-invalid."""
+        counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
+        if counts["n_invalid"] <= self.args.max_invalid * counts["n"]:
+            counts |= score(*inputs)
+        return counts

@@ -77,12 +77,6 @@ NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about th
 ENDS = ("goodbye", "satisfied", "failed", "turns", "bad_format", *NO_SCORE)
 
 
-def setting_of(protocol: str, kind: str, seed: int, **changes: int | None) -> dict:
-    """Returns a protocol's setting for a kind of user, with the `changes` that are not None."""
-    known = {name: value for name, value in changes.items() if value is not None}
-    return {**PROTOCOLS[protocol], "kind": kind, "seed": seed, **known}
-
-
 # --- 2. what the tested model reads
 
 
@@ -354,23 +348,24 @@ def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     )
 
 
-def load_user(who: Who, store: Path, args, n_shares: int = 1) -> User:
+def load_user(flag: str, who: Who, store: Path, args, n_shares: int = 1) -> User:
     """Returns what plays the user; exits with 2 if it is neither a function nor a model at an endpoint.
 
     Args:
+        flag: the one that names it.
         store: the file that keeps the replies of an endpoint.
         args: of the script; its budget is for `n_shares` processes.
     """
     if who.kind == "function":
         return load_function(who.name)
     if who.kind != "endpoint":
-        fail(f"{who.name} cannot play the user: name a model at an endpoint, or file.py:function")
+        fail(f"{flag} {who.name!r}: name a model at {flag}-url, or file.py:function")
     user = connect(who, store, args, n_shares)
     user.concurrency = args.concurrency
     return user
 
 
-def try_user(user: User, flag: str, request: dict, n_replies: int, overwrite: bool) -> None:
+def try_user(flag: str, user: User, request: dict, n_replies: int, overwrite: bool) -> None:
     """Prints what an endpoint will be asked at most, and asks it first; exits with 2 if no reply comes.
 
     The calls are those of a run in which every reply can be read.
