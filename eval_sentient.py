@@ -258,9 +258,9 @@ def talk(
         print(f"{len(numbers)} of {len(dialogues)} dialogues go on", flush=True)
         write_jsonl(path, dialogues)
         for first in range(0, len(dialogues), batch_size):
-            batch = [number for number in numbers if first <= number < first + batch_size]
+            batch = {n: dialogues[n] for n in numbers if first <= n < first + batch_size}
             if batch:
-                model.reply({number: dialogues[number] for number in batch}, setting)
+                model.reply(batch, setting)
                 write_jsonl(path, dialogues)
     write_jsonl(path, dialogues)
     return dialogues
