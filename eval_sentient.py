@@ -7,15 +7,15 @@
         --judge-url https://ENDPOINT/v1                                              # what the replies did
 
 Reports `mean_emotion` of the last turns (the Sentient score), `success` (dialogues that end at 100) and
-`failure` (below 10). rewards/simulated_user.py says how a user works. A simulator is a model at an
+`failure` (below 10). rlver/simulated_user.py says how a user works. A simulator is a model at an
 OpenAI-compatible endpoint, or file.py:function (dialogue, setting) -> (utterance, change), such as
-data/toy/users.py:user.
+rlver/toy_users.py:user.
 
 Use a second simulator: a policy can learn to please the one that it was trained with, for instance by praise.
 --held-out-simulator gets conversations and a score of its own.
 
 `--protocol sage` (default) and `rlver` (its training runs); --start, --low and --turns change single values,
-all others are in rewards/simulated_user.py:
+all others are in rlver/simulated_user.py:
 
                          sage                                          rlver
     start                emotion 40                                    emotion 30
@@ -28,7 +28,7 @@ all others are in rewards/simulated_user.py:
 `emotion_curve` is the mean emotion at the start and after each answer of the user; a dialogue that has ended
 keeps its last one. With --judge (RLVER: DeepSeek-V3), a language model also reads the dialogues: `strategies`
 (how often a group of strategies is used, and how the emotion changes after it) and `capabilities` (five marks
-from 1 to 5; their instructions can be read from a file, --template), see benchmarks/sentient.py. A judge
+from 1 to 5; their instructions can be read from a file, --template), see rlver/sentient.py. A judge
 file.py:function finds strategies alone.
 
 `format_ok` is the share of well-formed replies. The simulator's prompts are our own wording. For a comparison
@@ -50,7 +50,7 @@ Adds lines to runs.csv beside it.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -60,16 +60,17 @@ from typing import Literal
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, read_rows, write_jsonl
 from rlmt.endpoint import has_no_reply
-from rlmt.run import Run, parse_args
+from rlmt.run import Run, digests_of, parse_args
 from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
-from benchmarks import sentient, shared
+from rlmt.scorers import Who, read_who
+from benchmarks import shared
 from benchmarks.flags import JudgeFlags, ModelFlags
-from benchmarks.judge import Judge, check_answered, digests_of_judge
+from benchmarks.judge import check_answered
 from benchmarks.scoring import for_summary, index_row
 from benchmarks.tested_model import Answer, TestedModel, answer_shows_response, split_answer
+from rlver import prompts, sentient, simulated_user
 from utils import fail, wants_vllm
-from rewards import simulated_user, user_prompts
 
 # lines of runs.csv: metric, and the key of its interval
 METRICS = {"mean_emotion": "interval", "success": "", "failure": "", "mean_turns": "", "format_ok": ""}
@@ -119,7 +120,10 @@ class Args(JudgeFlags, ModelFlags):
     @property
     def setting(self) -> dict:
         """Returns the simulator's setting."""
-        return simulated_user.setting_of(self.protocol, self)
+        changes = {"start": self.start, "low": self.low, "turns": self.turns}
+        changes |= {"kind": self.user, "seed": self.seed}
+        known = {name: value for name, value in changes.items() if value is not None}
+        return simulated_user.PROTOCOLS[self.protocol] | known
 
 
 # --- 1. stored dialogues
@@ -130,18 +134,16 @@ def rescore(args: Args) -> None:
     if not args.out:
         fail("--from-dialogues needs --out OUT.json")
     shared.check_stored(args, "from_dialogues", *(field.name for field in fields(JudgeFlags)))
-    sentient.check_judge(args)
+    judge = sentient.DialogueJudge(args)
     dialogues = read_rows(args.from_dialogues, "emo_point", "history")
-    scores = for_summary(sentient.score(args, dialogues))
+    scores = for_summary(sentient.score(dialogues, args.seed, args.max_invalid))
     scores["from"] = args.from_dialogues
-    folder = Path(args.out).parent
+    out = Path(args.out)
     if args.dry_run:
-        Judge(args).try_first(folder, [sentient.strategy_request(args, dialogues[0])])
+        judge.try_first(out.parent, [judge.strategy_request(dialogues[0])])
         return
-    if args.judge:
-        folder.mkdir(parents=True, exist_ok=True)
-        scores |= sentient.judge(args, dialogues, folder, f"_{Path(args.out).stem}")
-
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scores |= judge.judge(dialogues, out.parent, f"_{out.stem}")
     shared.write_scores(args.out, scores)
     print(json.dumps(scores))
 
@@ -149,172 +151,134 @@ def rescore(args: Args) -> None:
 # --- 2. the tested model
 
 
-@contextmanager
-def load_model(args: Args, model: TestedModel, run: Path) -> Iterator[Callable[..., list[Answer]]]:
-    """Gives the function (conversations, seeds) -> replies, which sends messages or token ids; frees the
-    model's memory at the end."""
-    if model.is_chat:
+class Partner(TestedModel):
+    """Takes the tested model's turns in dialogues."""
 
-        def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
-            return model.ask(conversations, seeds, args.temperature, run)
+    def __init__(self, args: Args):
+        """Turns on what the model was trained with: keep_thinking and ask_thinking; config.json has them.
 
-        yield generate
-        return
+        Exits with 2 if --model cannot generate.
+        """
+        super().__init__(args)
+        self.check()
+        if not self.is_chat:
+            trained_as = read_trained_as(self.name)
+            args.keep_thinking |= trained_as.get("keep_thinking", False)
+            args.ask_thinking |= trained_as.get("ask_thinking", False)
+            print(f"{self.name}: keep_thinking {args.keep_thinking}, ask_thinking {args.ask_thinking}")
+        self.batch_size = 0
+        """Dialogues that transformers samples together; 0: all of them."""
+        if not args.model_url and not wants_vllm(args.rollout):
+            self.batch_size = args.batch_size
 
-    tokenizer = model.tokenizer
-    sampling = Sampling(args.temperature, args.max_tokens, args.top_p, model.stop)
-    context = context_length(load_config(args.model))
-    max_prompt_tokens = context - args.max_tokens
+    @contextmanager
+    def load(self, run: Path) -> Iterator[None]:
+        """Loads a model that gets token ids, and frees its memory at the end. The folder `run` gets logs and
+        replies."""
+        self.run = run
+        if self.is_chat:
+            yield
+            return
+        args = self.args
+        sampling = Sampling(args.temperature, args.max_tokens, args.top_p, self.stop)
+        context = context_length(load_config(self.name))
+        self.max_prompt_tokens = context - args.max_tokens
+        options = self.sampler_options(run)
+        with saved_sampler(self.name, self.tokenizer, sampling, context, **options) as self.sampler:
+            yield
 
-    def generate(conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
-        prompts = [encode_prompt(tokenizer, messages) for messages in conversations]
-        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) <= max_prompt_tokens]
-        replies: list[Answer] = ["no room for a reply in the model's context"] * len(prompts)
-        if fitting:
-            samples = sampler.sample([prompts[i] for i in fitting], [seeds[i] for i in fitting])
-            for n, sample in samples:
-                text = text_of(tokenizer, sample)
-                replies[fitting[n]] = (text, sample.finished, len(sample.ids))
-        return replies
+    def messages(self, dialogue: dict) -> list[dict]:
+        """Returns what the model reads of a dialogue."""
+        return simulated_user.chat_messages(dialogue, self.args.ask_thinking, self.args.keep_thinking)
 
-    options = model.sampler_options(run)
-    with saved_sampler(args.model, tokenizer, sampling, context, **options) as sampler:
-        yield generate
+    def continue_all(self, conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
+        """Returns the model's reply to each conversation."""
+        if self.is_chat:
+            return self.ask(conversations, seeds, self.args.temperature, self.run)
+        prompt_ids = [encode_prompt(self.tokenizer, messages) for messages in conversations]
+        fitting = [i for i, ids in enumerate(prompt_ids) if len(ids) <= self.max_prompt_tokens]
+        answers: list[Answer] = ["no room for a reply in the model's context"] * len(prompt_ids)
+        samples = self.sampler.sample([prompt_ids[i] for i in fitting], [seeds[i] for i in fitting])
+        for n, sample in samples:
+            answers[fitting[n]] = (text_of(self.tokenizer, sample), sample.finished, len(sample.ids))
+        return answers
+
+    def reply(self, dialogues: dict[int, dict], setting: dict) -> None:
+        """Adds the model's turn to dialogues, which are keyed by their number in the file of profiles; ends
+        those that it cannot answer."""
+        seeds = []
+        for number, dialogue in dialogues.items():
+            turn = simulated_user.count_replies(dialogue)
+            seeds.append((self.args.seed * 1_000_003 + number) * 1009 + turn)
+        answers = self.continue_all(list(map(self.messages, dialogues.values())), seeds)
+        for dialogue, answer in zip(dialogues.values(), answers, strict=True):
+            if isinstance(answer, str):
+                dialogue["ended"] = "too_long"
+                dialogue["error"] = answer
+                continue
+            text, finished, n_tokens = answer
+            self.check_plain(text)
+            simulated_user.add_model_turn(
+                dialogue,
+                setting,
+                self.whole_turn(text, finished),
+                self.think_format,
+                finished,
+                split_answer,
+                answer_shows_response,
+            )
+            dialogue["history"][-1]["n_tokens"] = n_tokens
 
 
 # --- 3. the dialogues
 
 
 def talk(
-    args: Args,
-    model: TestedModel,
-    profiles: list[dict],
-    user: simulated_user.User,
-    generate: Callable,
-    path: Path,
+    profiles: list[dict], setting: dict, user: simulated_user.User, model: Partner, path: Path
 ) -> list[dict]:
-    """Holds the dialogues of all profiles with one simulator; each pass brings all of them one turn further.
+    """Holds the dialogues of all profiles with one simulator.
 
-    `generate` is that of `load_model`. `path` gets them after every turn. If the file exists, goes on from there,
-    and asks a simulator that failed again, and a model that gave no reply.
+    `path` gets them after every turn. If the file exists, goes on from there, and asks a simulator that failed
+    again, and a model that gave no reply.
     """
-    setting = args.setting
     dialogues = read_log(path) or [simulated_user.start(profile, setting) for profile in profiles]
     for dialogue in dialogues:
         if dialogue["ended"] == "simulator_failed" or has_no_reply(dialogue.get("error", "")):
             dialogue["ended"] = ""
             del dialogue["error"]
-
     # batches and seeds follow from the numbers of the dialogues, so a resumed run repeats an unbroken one
-    batch_size = len(dialogues)
-    if not args.model_url and not wants_vllm(args.rollout):
-        batch_size = args.batch_size
-
-    for turn in range(setting["turns"]):
-        if all(dialogue["ended"] for dialogue in dialogues):
-            break
-        for first in range(0, len(dialogues), batch_size):
-            due = {}
-            for number, dialogue in enumerate(dialogues[first : first + batch_size], first):
-                if not dialogue["ended"] and simulated_user.count_replies(dialogue) == turn:
-                    due[number] = dialogue
-            if due:
-                model_turns(args, model, due, turn, generate)
-                write_jsonl(path, dialogues)
-        simulated_user.user_turns(dialogues, setting, user)
+    batch_size = model.batch_size or len(dialogues)
+    for numbers in simulated_user.converse(dialogues, setting, user):
+        print(f"{len(numbers)} of {len(dialogues)} dialogues go on", flush=True)
         write_jsonl(path, dialogues)
-
-        n_going_on = sum(not dialogue["ended"] for dialogue in dialogues)
-        print(f"turn {turn + 1}: {n_going_on} of {len(dialogues)} dialogues go on", flush=True)
+        for first in range(0, len(dialogues), batch_size):
+            batch = {n: dialogues[n] for n in numbers if first <= n < first + batch_size}
+            if batch:
+                model.reply(batch, setting)
+                write_jsonl(path, dialogues)
+    write_jsonl(path, dialogues)
     return dialogues
 
 
-def model_turns(args: Args, model: TestedModel, due: dict[int, dict], turn: int, generate: Callable) -> None:
-    """Adds the model's turn to the dialogues in `due`, which are keyed by their number in the file of
-    profiles."""
-    seeds = [(args.seed * 1_000_003 + number) * 1009 + turn for number in due]
-    conversations = []
-    for dialogue in due.values():
-        messages = simulated_user.chat_messages(dialogue, args.ask_thinking, args.keep_thinking)
-        conversations.append(messages)
-    for dialogue, reply in zip(due.values(), generate(conversations, seeds), strict=True):
-        if isinstance(reply, str):
-            dialogue["ended"] = "too_long"
-            dialogue["error"] = reply
-            continue
-        text, finished, n_tokens = reply
-        model.check_plain(text)
-        simulated_user.add_model_turn(
-            dialogue,
-            args.setting,
-            model.whole_turn(text, finished),
-            model.think_format,
-            finished,
-            split_answer,
-            answer_shows_response,
-        )
-        dialogue["history"][-1]["n_tokens"] = n_tokens
-
-
-# --- 4. the simulators
-
-
-def simulators(args: Args) -> dict[str, tuple[str, str, str]]:
-    """Returns flag, name and URL of each simulator, by the suffix of its files."""
-    named = {"": ("--simulator", args.simulator, args.simulator_url)}
-    if args.held_out_simulator:
-        held_out = ("--held-out-simulator", args.held_out_simulator, args.held_out_simulator_url)
-        named["_held_out"] = held_out
-    return named
-
-
-def fingerprint(args: Args, simulator: str, profiles: list[dict]) -> str:
-    """Hashes what two comparable scores share: setting, simulator (of a program its file too), prompts,
+def fingerprint(setting: dict, simulator: Who, profiles: list[dict], omit: tuple[str, ...]) -> str:
+    """Hashes what two comparable scores share: setting, simulator (of a function its file too), prompts,
     profiles."""
     contents = [
-        args.setting | {"seed": 0},
-        simulator,
-        user_prompts.SYSTEM,
-        user_prompts.ASK_THINKING,
-        user_prompts.PLANNER,
-        user_prompts.SPEAKER,
-        list(user_prompts.RULES.values()),
+        setting | {"seed": 0},
+        simulator.name,
+        prompts.SYSTEM,
+        prompts.ASK_THINKING,
+        prompts.PLANNER,
+        prompts.SPEAKER,
+        list(prompts.RULES.values()),
         profiles,
-        *digests_of_judge(simulator),
-        *args.omit,
     ]
-    return shared.short_hash(json.dumps(contents))
+    if simulator.kind == "function":
+        contents += digests_of(simulator.name)
+    return shared.short_hash(json.dumps([*contents, *omit]))
 
 
-# --- 5. the run
-
-
-def check(args: Args, model: TestedModel) -> list[dict]:
-    """Returns the profiles; exits with 2 if the run could not end well."""
-    shared.require(
-        model=(args.model, "the model to evaluate; or name stored dialogues by --from-dialogues"),
-        profiles=(args.profiles, "the users, see data/README.md"),
-        simulator=(args.simulator, "a model's name at --simulator-url, or file.py:function"),
-    )
-    sentient.check_judge(args)
-    use_trained_context(args)
-    profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
-    model.check()
-    dialogues = [simulated_user.start(profile, args.setting) for profile in profiles]
-    # the first prompts must leave room for a reply
-    model.encode_prompts([simulated_user.chat_messages(d, args.ask_thinking) for d in dialogues])
-    return profiles
-
-
-def use_trained_context(args: Args) -> None:
-    """Turns on what the model was trained with: keep_thinking and ask_thinking."""
-    if TestedModel(args).is_chat:
-        return
-    trained_as = read_trained_as(args.model)
-    for name in ("keep_thinking", "ask_thinking"):
-        if trained_as.get(name) and not getattr(args, name):
-            setattr(args, name, True)
-            print(f"{args.model} was trained with {name}: so it is evaluated")
+# --- 4. the run
 
 
 def main(args: Args) -> None:
@@ -322,39 +286,54 @@ def main(args: Args) -> None:
         rescore(args)
         return
 
-    # --- data, simulators and judge, checked before anything is loaded or asked
-    model = TestedModel(args)
-    profiles = check(args, model)
-    run = Run(args, "eval_sentient", args.model, args.setting)
-    dialogue = simulated_user.start_with_answer(profiles[0], args.setting)
+    # --- data, model, simulators and judge, checked before anything is loaded or asked
+    shared.require(
+        model=(args.model, "the model to evaluate; or name stored dialogues by --from-dialogues"),
+        profiles=(args.profiles, "the users, see data/README.md"),
+        simulator=(args.simulator, "a model's name at --simulator-url, or file.py:function"),
+    )
+    judge = sentient.DialogueJudge(args)
+    setting = args.setting
+    profiles = simulated_user.read_profiles(args.profiles)[: args.limit or None]
+    model = Partner(args)
+    # the first prompts must leave room for a reply
+    starts = [simulated_user.start(profile, setting) for profile in profiles]
+    model.encode_prompts(list(map(model.messages, starts)))
+    run = Run(args, "eval_sentient", args.model, setting)
+    # by the suffix of their files
+    simulators = {"": ("--simulator", read_who(args.simulator, args.simulator_url))}
+    if args.held_out_simulator:
+        who = read_who(args.held_out_simulator, args.held_out_simulator_url)
+        simulators["_held_out"] = ("--held-out-simulator", who)
+    dialogue = simulated_user.start_with_answer(profiles[0], setting)
+    request = simulated_user.planner_request(dialogue, setting)
     users = {}
-    for suffix, (flag, name, url) in simulators(args).items():
+    for suffix, (flag, who) in simulators.items():
         store = run.folder / f"simulator{suffix}.jsonl"
-        users[suffix] = simulated_user.load_user(name, url, store, args)
-        simulated_user.try_user(users[suffix], flag, dialogue, args.setting, len(profiles), args)
-    Judge(args).try_first(run.folder, [sentient.strategy_request(args, dialogue)])
+        user = users[suffix] = simulated_user.load_user(flag, who, store, args)
+        simulated_user.try_user(flag, user, request, len(profiles) * setting["turns"], args.overwrite)
+    judge.try_first(run.folder, [judge.strategy_request(dialogue)])
     if args.dry_run:
         return
     run.start(has_steps=False)
 
     # --- talk with each simulator
     dialogues = {}
-    with load_model(args, model, run.folder) as generate:
+    with model.load(run.folder):
         for suffix, user in users.items():
             path = run.folder / f"dialogues{suffix}.jsonl"
-            dialogues[suffix] = talk(args, model, profiles, user, generate, path)
+            dialogues[suffix] = talk(profiles, setting, user, model, path)
 
     # --- score, judge; the model is freed by now, as a local judge needs its memory
-    summary = {"model": args.model, "protocol": args.protocol, "setting": args.setting}
+    summary = {"model": args.model, "protocol": args.protocol, "setting": setting}
     index = []
-    for suffix, (flag, name, _) in simulators(args).items():
-        result = {"name": name, "fingerprint": fingerprint(args, name, profiles)}
+    for suffix, (flag, who) in simulators.items():
+        result = {"name": who.name, "fingerprint": fingerprint(setting, who, profiles, args.omit)}
         # after an outage there is no score: --resume asks the simulator again
         errors = [dialogue.get("error", "") for dialogue in dialogues[suffix]]
-        check_answered(errors, f"dialogues with {flag} {name}", args.max_invalid)
-        result |= sentient.score(args, dialogues[suffix])
-        if args.judge:
-            result |= sentient.judge(args, dialogues[suffix], run.folder, suffix)
+        check_answered(errors, f"dialogues with {flag} {who.name}", args.max_invalid)
+        result |= sentient.score(dialogues[suffix], args.seed, args.max_invalid)
+        result |= judge.judge(dialogues[suffix], run.folder, suffix)
         summary[f"simulator{suffix}"] = for_summary(result)
         for metric, interval in METRICS.items():
             row = index_row(f"sentient{suffix}", result, metric, result["fingerprint"], interval)

@@ -15,7 +15,7 @@ A conversation is one completion, in which others wrote some of the tokens:
     ids            reply <end> | user's turn, opening | reply <end> | user's turn, opening | reply <end>
     policy_mask    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1   0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1
 
-    python -m data.toy.users && python train_sft_warmstart.py --preset toy --epochs 2 \\
+    python -m rlver.toy_users && python train_sft_warmstart.py --preset toy --epochs 2 \\
         --traces data/toy/users_traces.jsonl --out results/users-sft                           # CPU, a minute
     python train_rlver.py --preset toy --model results/users-sft/model                         # CPU, minutes
     accelerate launch --config_file accelerate/8gpu_fsdp2.yaml train_rlver.py --preset rlver-think \\
@@ -67,13 +67,14 @@ from rlmt.sampler import (
     text_of,
     warn_of_no_lesson,
 )
+from rlmt.scorers import read_who
 import torch
 from accelerate.utils import gather_object
 
 import train_grpo
 import train_ppo
+from rlver import simulated_user
 from utils import THINK_FORMATS, fail, or_fail
-from rewards import simulated_user
 
 
 # constants: edit inline; config.json holds them and --resume compares them
@@ -93,7 +94,7 @@ class Args(RolloutArgs):
     """Users: rows {id, player, scene, task, first_talk}; see data/README.md."""
     simulator: str = ""
     """What plays the users: a model at --simulator-url, or file.py:function (see
-    rewards/simulated_user.py)."""
+    rlver/simulated_user.py)."""
     simulator_url: str = ""
     """OpenAI-compatible endpoint; empty: that of OPENAI_BASE_URL, else the official one."""
     concurrency: int = 32
@@ -177,7 +178,7 @@ class Conversation(Completion):
 
     policy_mask: list[int] = field(default_factory=list)
     dialogue: dict = field(default_factory=dict)
-    """See rewards/simulated_user.py."""
+    """See rlver/simulated_user.py."""
     reply_ends: list[int] = field(default_factory=list)
     """The place in `ids` of each reply's last token."""
     emotion: float | None = None
@@ -187,9 +188,10 @@ class Conversation(Completion):
     def context(self) -> list[int]:
         return self.prompt_ids + self.ids
 
-    def add_reply(self, sample: Sample, setting: dict, think_format: str, tokenizer) -> None:
+    def add_reply(self, sample: Sample, setting: dict, tokenizer) -> None:
         """Adds what the policy wrote; a malformed reply ends the conversation."""
         text = text_of(tokenizer, sample)
+        think_format = tokenizer.trained_as["think_format"]
         simulated_user.add_model_turn(self.dialogue, setting, text, think_format, sample.finished)
         self.cut_off = not sample.finished
         self.ids += sample.ids
@@ -199,8 +201,10 @@ class Conversation(Completion):
             self.sampler_logprobs = (self.sampler_logprobs or []) + sample.logprobs
 
     def add_user_turn(self, tokenizer, max_context: int) -> None:
-        """Adds the user's last turn; ends the conversation if its context would exceed `max_context`
-        tokens."""
+        """Adds the user's last turn, but for the first, which the prompt has; ends the conversation if its
+        context would exceed `max_context` tokens."""
+        if not self.ids:
+            return
         content = self.dialogue["history"][-1]["content"]
         ids = turn_ids(tokenizer, content)
         if self.ids[-1] == ids[0] == tokenizer.eos_token_id:  # the policy has sampled it
@@ -289,41 +293,30 @@ class TurnRewards:
 # --- steps of the loop
 
 
-def converse(
-    users: list[dict],
-    simulator: simulated_user.User,
-    setting: dict,
-    sampler: Sampler,
-    think_format: str,
-    max_context: int,
+def talk(
+    users: list[dict], setting: dict, simulator: simulated_user.User, sampler: Sampler, max_context: int
 ) -> list[Conversation]:
     """Holds a conversation with each user. A round samples one reply in all that still go on."""
     # under FSDP2 a forward gathers weights from all processes, so where transformers samples, each process must
     # sample as much as the others
-    in_step = sampler.backend.batch_size and is_sharded_launch()
+    in_step = bool(sampler.backend.batch_size) and is_sharded_launch()
     conversations = []
     for user in users:
         dialogue = simulated_user.start(user, setting)
         conversation = Conversation(user["id"], user["messages"], user["prompt_ids"], [], dialogue=dialogue)
         conversations.append(conversation)
-    live = conversations
-    while True:
-        n_replies = len(live)
+    dialogues = [conversation.dialogue for conversation in conversations]
+    for places in simulated_user.converse(dialogues, setting, simulator, in_step):
+        for place in places:
+            conversations[place].add_user_turn(sampler.tokenizer, max_context)
+        live = [conversation for conversation in conversations if not conversation.dialogue["ended"]]
+        prompts = [conversation.context for conversation in live]
         if in_step:
             n_replies = max(gather_object([len(live)]))
-        if not n_replies:
-            break
-        prompts = [conversation.context for conversation in live]
-        prompts += [users[0]["prompt_ids"]] * (n_replies - len(live))
-        for place, sample in sampler.sample(prompts):
-            if place < len(live):
-                live[place].add_reply(sample, setting, think_format, sampler.tokenizer)
-        simulated_user.user_turns([conversation.dialogue for conversation in live], setting, simulator)
-
-        for conversation in live:
-            if not conversation.dialogue["ended"]:
-                conversation.add_user_turn(sampler.tokenizer, max_context)
-        live = [conversation for conversation in live if not conversation.dialogue["ended"]]
+            prompts += [users[0]["prompt_ids"]] * (n_replies - len(live))
+        for n, sample in sampler.sample(prompts):
+            if n < len(live):
+                live[n].add_reply(sample, setting, sampler.tokenizer)
     for conversation in conversations:
         conversation.finish(sampler.tokenizer)
     return conversations
@@ -347,23 +340,13 @@ def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
 # --- before the loop
 
 
-def load_users(args: Args, setting: dict, tokenizer) -> list[dict]:
-    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if they cannot be trained
-    with."""
+def load_users(path: str, setting: dict, tokenizer, ask_thinking: bool) -> list[dict]:
+    """Reads the profiles, with the fields messages and prompt_ids; exits with 2 if one cannot be a prompt."""
     users = []
-    for profile in simulated_user.read_profiles(args.profiles):
-        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), args.ask_thinking)
+    for profile in simulated_user.read_profiles(path):
+        prompt = simulated_user.chat_messages(simulated_user.start(profile, setting), ask_thinking)
         prompt_ids = or_fail(encode_prompt, tokenizer, prompt)
         users.append({**profile, "messages": prompt, "prompt_ids": prompt_ids})
-
-    longest = max(len(user["prompt_ids"]) for user in users)
-    if longest + args.max_turn_tokens > args.max_tokens:
-        fail(
-            f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply of "
-            f"--max-turn-tokens {args.max_turn_tokens}"
-        )
-    if len(users) < args.prompts_per_step:
-        fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
     return users
 
 
@@ -377,15 +360,23 @@ def main(args: Args) -> None:
     check_split(args.prompts_per_step, accelerator.num_processes)
     if args.ask_thinking and args.think_format != "think":
         fail("--ask-thinking needs --think-format think: its line asks for that format")
-    if not args.simulator:
-        fail("--simulator is missing: a model's name at --simulator-url, or file.py:function")
 
     # --- users, checked before anything is loaded
     tokenizer = load_policy_tokenizer(args, args.max_tokens, "--max-tokens")
     # every checkpoint says it, so that eval_sentient.py gives the model the context that it was trained in
     tokenizer.trained_as |= {"keep_thinking": True, "ask_thinking": args.ask_thinking}
-    setting = simulated_user.setting_of("rlver", args)
-    users = load_users(args, setting, tokenizer)
+    setting = simulated_user.RLVER | {"start": args.start, "low": args.low, "turns": args.turns}
+    setting |= {"kind": args.user, "seed": args.seed}
+    users = load_users(args.profiles, setting, tokenizer, args.ask_thinking)
+    longest = max(len(user["prompt_ids"]) for user in users)
+    max_context = args.max_tokens - args.max_turn_tokens  # leaves room for a reply
+    if longest > max_context:
+        fail(
+            f"--max-tokens {args.max_tokens} has no room for a first turn of {longest} tokens and a reply of "
+            f"--max-turn-tokens {args.max_turn_tokens}"
+        )
+    if len(users) < args.prompts_per_step:
+        fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
     memory = Memory(args)
     parts = memory.policies(has_reference=False)
     if has_critic:
@@ -394,13 +385,13 @@ def main(args: Args) -> None:
     # the losses read constants of their own scripts
     run = Run(args, "rlver", args.model, constants(vars(train_grpo) | vars(train_ppo) | globals()))
     store = run.folder / f"simulator-{accelerator.process_index}.jsonl"
-    simulator = simulated_user.load_user(
-        args.simulator, args.simulator_url, store, args, accelerator.num_processes
-    )
+    who = read_who(args.simulator, args.simulator_url)
+    simulator = simulated_user.load_user("--simulator", who, store, args, accelerator.num_processes)
     if accelerator.is_main_process:
         dialogue = simulated_user.start_with_answer(users[0], setting)
-        n_conversations = args.steps * args.prompts_per_step * args.group_size
-        simulated_user.try_user(simulator, "--simulator", dialogue, setting, n_conversations, args)
+        request = simulated_user.planner_request(dialogue, setting)
+        n_replies = args.steps * args.prompts_per_step * args.group_size * args.turns
+        simulated_user.try_user("--simulator", simulator, request, n_replies, args.overwrite)
     if args.dry_run:
         return
     run.start()
@@ -437,14 +428,7 @@ def main(args: Args) -> None:
             sampler.sync(policy.model)
             chosen = rows_of_step(users, step, args.prompts_per_step, args.seed)
             own_users = [user for user in share_of(chosen, accelerator) for _ in range(args.group_size)]
-            conversations = converse(
-                own_users,
-                simulator,
-                setting,
-                sampler,
-                args.think_format,
-                max_context=args.max_tokens - args.max_turn_tokens,  # room for a reply
-            )
+            conversations = talk(own_users, setting, simulator, sampler, max_context)
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(conversations, accelerator).view(-1, args.group_size)
             run.timer.end("rollout")
@@ -498,7 +482,7 @@ PRESETS: dict[str, dict] = {  # the other defaults are RLVER's GRPO; its appendi
     "rlver-plain": {"entropy_coef": 1e-3, "think_format": "plain"},
     "toy": {  # our choice
         "profiles": "data/toy/users_train.jsonl",
-        "simulator": "data/toy/users.py:user",
+        "simulator": "rlver/toy_users.py:user",
         "rollout": "hf",
         "start": 40,
         "low": 10,

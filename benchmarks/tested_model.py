@@ -10,7 +10,6 @@ from pathlib import Path
 
 from benchmarks.judge import check_answered
 from benchmarks.shipped import use_as_shipped
-from rewards.user_prompts import ASK_THINKING
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log, write_jsonl
 from rlmt.endpoint import Endpoint, has_no_reply
@@ -18,6 +17,7 @@ from rlmt.foreign import FOREIGN_STYLES, split_foreign, style_of
 from rlmt.saved import generate
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.scorers import Who, connect
+from rlver.prompts import ASK_THINKING
 from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 
 # text, whether it ended before the token limit, its number of tokens; or why an endpoint gives none

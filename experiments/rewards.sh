@@ -12,7 +12,7 @@ TASKS="python eval_wildbench.py --limit 256 --temperatures 1.0 0.0"
 . experiments/rows.sh
 
 prepare toy-tasks needs toy-data python -m data.toy.tasks
-prepare toy-users needs toy-data python -m data.toy.users
+prepare toy-users needs toy-data python -m rlver.toy_users
 prepare toy-judge needs toy-data python -m data.toy.judge
 
 # --- Sums, where a verifier knows what is right
@@ -54,9 +54,9 @@ LAUNCH="python -m data.toy.judge -- python" row rewards/toy-rubric-think from to
 LAUNCH="python -m data.toy.judge -- python" row rewards/toy-rubric-think-judge from toy-sft-think needs toy-judge grpo $RUBRICS --rewards judge_mark:1
 
 # --- Users with moods
-EVALUATE="python eval_sentient.py --profiles data/toy/users_test.jsonl --protocol rlver --simulator data/toy/users.py:user \
-  --held-out-simulator data/toy/users.py:held_out_user --start 40 --turns 3 --low 10 --temperature 1 \
-  --judge data/toy/users.py:strategies"
+EVALUATE="python eval_sentient.py --profiles data/toy/users_test.jsonl --protocol rlver --simulator rlver/toy_users.py:user \
+  --held-out-simulator rlver/toy_users.py:held_out_user --start 40 --turns 3 --low 10 --temperature 1 \
+  --judge rlver/toy_users.py:strategies"
 MAX_TOKENS=48
 row rewards/toy-sft-think-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2
 row rewards/toy-sft-plain-users needs toy-users sft --preset toy --traces data/toy/users_traces.jsonl --epochs 2 --think-format plain

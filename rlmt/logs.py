@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-# ends that are faults, and what such a dialogue counts with, as rewards/simulated_user.py has it
+# ends that are faults, and what such a dialogue counts with, as rlver/simulated_user.py has it
 BAD_ENDS = {"simulator_failed": None, "too_long": None, "bad_format": 0}
 
 

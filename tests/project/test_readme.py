@@ -25,7 +25,7 @@ import utils
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("[a-z]*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
 
-FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards")
+FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards", "rlver")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 TRAINING = sorted(path.stem for path in ROOT.glob("train_*.py"))
 
@@ -123,7 +123,7 @@ def toy_commands() -> list[str]:
 @pytest.fixture(scope="module")
 def toy_world(tmp_path_factory) -> Path:
     """Returns a folder that looks like the repository after `python -m data.toy.world`, `data.toy.tasks` and
-    `data.toy.users`, with the reward of the README in a file of its own."""
+    `rlver.toy_users`, with the reward of the README in a file of its own."""
     folder = tmp_path_factory.mktemp("repository")
     toy = folder / "data" / "toy"
     toy.mkdir(parents=True)
@@ -131,12 +131,13 @@ def toy_world(tmp_path_factory) -> Path:
         if path.suffix in ("", ".py"):
             (toy / path.name).symlink_to(path)
     for module, sizes in (
-        ("world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
-        ("tasks", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
-        ("users", "--n-traces 64 --n-train 32 --n-test 8"),
+        ("data.toy.world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
+        ("data.toy.tasks", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
+        ("rlver.toy_users", "--n-traces 64 --n-train 32 --n-test 8"),
     ):
-        command = [sys.executable, "-m", f"data.toy.{module}", "--out", str(toy), *sizes.split()]
+        command = [sys.executable, "-m", module, "--out", str(toy), *sizes.split()]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (folder / "rlver").symlink_to(ROOT / "rlver")
     # docs/rewards.md makes it of a run
     (folder / "data" / "turn.jsonl").symlink_to(toy / "preference_pairs.jsonl")
     [reward] = re.findall(r"```python\n(# brief.py.*?)```", README.read_text(), re.DOTALL)

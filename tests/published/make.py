@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.creativewriting3 import parse_reply
 from benchmarks.scoring import read_file
 from benchmarks.verified import final_number
-from rewards.simulated_user import GOODBYE
+from rlver.simulated_user import GOODBYE
 from rlmt.data import to_jsonl
 
 HERE = Path(__file__).parent

@@ -31,12 +31,12 @@ from script_runs import (
 from transformers import AutoTokenizer, GenerationConfig
 
 import eval_sentient
-from data.toy import users as toy_users
 from data.toy import world
 from rlmt.reward_model import RewardModel
 from rlmt.checkpoint import latest, step_of
 from rlmt.data import read_log, write_jsonl
 from rlmt.run import rows_of_step
+from rlver import toy_users
 
 SFT = "train_sft_warmstart.py --traces {data}/traces.jsonl --batch-size 6 --micro-batch-tokens 500 --save-steps 1"
 REWARD = "train_reward.py --pairs {data}/pairs.jsonl --batch-size 8 --micro-batch-tokens 800 --save-steps 1"
@@ -321,7 +321,7 @@ def test_what_rlver_writes(name, group_size, whole):
     assert (run / "page.html").exists()
     # an evaluation gives the model the context that it was trained in
     args = eval_sentient.Args(model=str(run / "model"))
-    eval_sentient.use_trained_context(args)
+    eval_sentient.TestedModel(args)
     assert args.keep_thinking and not args.ask_thinking
 
 

@@ -13,7 +13,7 @@ history    list of turns {"role", "content"}, the first by the user.
 emo_point  the emotion now; emo_state: its letter, see STATES.
 ended      "" while the dialogue goes on, else why it ended; see ENDS.
 
-The user is an Endpoint, or a function (dialogue, setting) -> (utterance, change) as in data/toy/users.py.
+The user is an Endpoint, or a function (dialogue, setting) -> (utterance, change) as in rlver/toy_users.py.
 An Endpoint is asked twice a turn. The planner reads the person, the situation, the wish and the dialogue, and
 says how the emotion changes. The speaker reads the planner's notes and the new state, and writes the message.
 """
@@ -22,16 +22,18 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
-from rlmt.verdicts import verdict_of
-from rewards.user_prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
+from accelerate.utils import gather_object
+
 from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
-from rlmt.scorers import load_function
-from utils import shows_response, split_thinking
+from rlmt.scorers import Who, connect, load_function
+from rlmt.verdicts import verdict_of
+from rlver.prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
+from utils import fail, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -73,17 +75,6 @@ STATES = {"S": 100, "A": 70, "B": 40, "C": 10}  # the lowest emotion of each sta
 # why a dialogue ended; too_long: for the model's context, or its endpoint refused it, as `error` says
 NO_SCORE = ("simulator_failed", "too_long")  # such an end says nothing about the model
 ENDS = ("goodbye", "satisfied", "failed", "turns", "bad_format", *NO_SCORE)
-
-
-def setting_of(protocol: str, args) -> dict:
-    """Returns a protocol's setting, changed by --user, --seed, --start, --low and --turns where these are not
-    None."""
-    setting = {**PROTOCOLS[protocol], "kind": args.user, "seed": args.seed}
-    for name in ("start", "low", "turns"):
-        value = getattr(args, name)
-        if value is not None:
-            setting[name] = value
-    return setting
 
 
 # --- 2. what the tested model reads
@@ -191,6 +182,26 @@ def add_model_turn(
     dialogue["history"].append(turn)
     if parts.status != "ok" and setting["bad_format"] == "end":
         dialogue["ended"] = "bad_format"
+
+
+def converse(dialogues: list[dict], setting: dict, user: User, in_step: bool = False) -> Iterator[list[int]]:
+    """Holds dialogues to their ends, in rounds. A round yields the places of the dialogues that go on: the
+    loop's body adds a turn of the tested model to each of them, or ends it. Then the user answers.
+
+    Dialogues of an earlier start go on where they were.
+
+    Args:
+        in_step: a round takes place as long as the dialogue of any process goes on.
+    """
+    while True:
+        user_turns(dialogues, setting, user)
+        live = [place for place, dialogue in enumerate(dialogues) if not dialogue["ended"]]
+        goes_on = [bool(live)]
+        if in_step:
+            goes_on = gather_object(goes_on)
+        if not any(goes_on):
+            return
+        yield live
 
 
 def user_turns(dialogues: list[dict], setting: dict, user: User) -> None:
@@ -337,39 +348,39 @@ def speaker_request(dialogue: dict, setting: dict, plan: dict) -> dict:
     )
 
 
-def load_user(name: str, url: str, store: Path, args, n_processes: int = 1) -> User:
-    """Returns the program of file.py:function, or else the client of an endpoint; the processes share the
-    budget."""
-    if ".py:" in name:
-        return load_function(name)
-    return Endpoint(
-        name,
-        store,
-        url,
-        args.concurrency,
-        budget=args.budget / n_processes,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
+def load_user(flag: str, who: Who, store: Path, args, n_shares: int = 1) -> User:
+    """Returns what plays the user; exits with 2 if it is neither a function nor a model at an endpoint.
+
+    Args:
+        flag: the one that names it.
+        store: the file that keeps the replies of an endpoint.
+        args: of the script; its budget is for `n_shares` processes.
+    """
+    if who.kind == "function":
+        return load_function(who.name)
+    if who.kind != "endpoint":
+        fail(f"{flag} {who.name!r}: name a model at {flag}-url, or file.py:function")
+    return connect(who, store, args, n_shares, concurrency=args.concurrency)
 
 
-def try_user(user: User, flag: str, dialogue: dict, setting: dict, n_dialogues: int, args) -> None:
-    """Says what an endpoint will be asked at most, and asks it first; exits with 2 if no reply comes.
+def try_user(flag: str, user: User, request: dict, n_replies: int, overwrite: bool) -> None:
+    """Prints what an endpoint will be asked at most, and asks it first; exits with 2 if no reply comes.
 
     The calls are those of a run in which every reply can be read.
 
     Args:
-        flag: that names the user.
-        dialogue: of `start_with_answer`.
+        flag: the one that names the user.
+        request: the planner's, about the dialogue of `start_with_answer`.
+        n_replies: that the tested model may give in all dialogues; each is answered by two calls.
+        overwrite: whether the store is about to be deleted.
     """
     if not isinstance(user, Endpoint):
         return
-    n_calls = 2 * setting["turns"] * n_dialogues
-    n_tokens = n_calls * setting["max_tokens"]
-    cost = dollars((0, n_tokens), args.price)
+    n_calls = 2 * n_replies
+    n_tokens = n_calls * request["max_tokens"]
+    cost = dollars((0, n_tokens), user.price)
     print(f"{flag}: at most {n_calls} calls, which write at most {n_tokens} tokens, ${cost:.2f}")
-    try_endpoint(user, planner_request(dialogue, setting), flag, args.overwrite)
+    try_endpoint(user, request, flag, overwrite)
 
 
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:

@@ -1,6 +1,6 @@
 """Sentient: stored dialogues, their scores, and what a judge finds in the replies.
 
-A dialogue is {"id", "emo_point", "history"}; rewards/simulated_user.py names the fields.
+A dialogue is {"id", "emo_point", "history"}; rlver/simulated_user.py names the fields.
 
 Emotion curve: the mean emotion after each answer of the user. A dialogue that has ended keeps its final one.
 
@@ -21,7 +21,7 @@ The lists, the scales and the formulas are the paper's. Differences from it:
 3. The paper draws frequencies from 0 to 10 without naming a unit. Ours are shares, from 0 to 1.
 
 A judge is a language model, or file.py:function (dialogue) -> a list of codes for each reply, such as
-data/toy/users.py:strategies. A program gives no marks.
+rlver/toy_users.py:strategies. A program gives no marks.
 """
 
 from collections import Counter
@@ -35,10 +35,10 @@ import pandas as pd
 from benchmarks.judge import Judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
 from benchmarks.scoring import mean, mean_interval, task_means, withhold
-from rewards import simulated_user
 from rlmt.data import write_jsonl
 from rlmt.scorers import load_function
 from rlmt.verdicts import read_object
+from rlver import simulated_user
 from utils import fail
 
 # --- 1. stored dialogues
@@ -49,12 +49,12 @@ def emotions_of(dialogue: dict) -> list[float]:
     return [turn["emotion-point"] for turn in dialogue["history"] if turn["role"] == "user"]
 
 
-def score(args, dialogues: list[dict]) -> dict:
+def score(dialogues: list[dict], seed: int, max_invalid: float) -> dict:
     """Returns the Sentient score, and counts of how the dialogues ended; exits with 2 if none has a score.
 
     mean_emotion   the Sentient score: the mean of the final emotions, of dialogues that have a score; None if
-                   more than --max-invalid have none
-    interval       of 95 %
+                   a larger share than `max_invalid` has none
+    interval       of 95 %, by `seed`
     success        how many of these end at 100
     failure        how many of these end below 10
     n, n_invalid   all dialogues, and those without a score
@@ -86,7 +86,7 @@ def score(args, dialogues: list[dict]) -> dict:
 
     scores = {
         "mean_emotion": mean(finals),
-        "interval": mean_interval(finals, args.seed),
+        "interval": mean_interval(finals, seed),
         "task_means": {"mean_emotion": task_means(finals, ids)},
         "success": sum(emotion >= simulated_user.STATES["S"] for emotion in finals),
         "failure": sum(emotion < simulated_user.STATES["C"] for emotion in finals),
@@ -97,7 +97,7 @@ def score(args, dialogues: list[dict]) -> dict:
         "format_ok": mean(is_ok),
         "emotion_curve": pd.DataFrame(zip_longest(*curves)).ffill().mean(axis=1).tolist(),
     }
-    withhold(scores, ["mean_emotion", "success", "failure", "emotion_curve"], args.max_invalid)
+    withhold(scores, ["mean_emotion", "success", "failure", "emotion_curve"], max_invalid)
     return scores
 
 
@@ -150,14 +150,13 @@ def show(dialogue: dict) -> str:
     return "\n\n".join(lines)
 
 
-def strategy_request(args, dialogue: dict) -> dict:
+def strategy_fields(dialogue: dict) -> dict[str, str]:
     n_replies = simulated_user.count_replies(dialogue)
-    fields = {
+    return {
         "dialogue": show(dialogue),
         "strategies": "\n".join(f"{code}: {words}" for code, words in STRATEGIES.items()),
         "keys": ", ".join(f'"{number}": ["..."]' for number in range(1, n_replies + 1)),
     }
-    return Judge(args).request(fill_messages(STRATEGY_PROMPT, fields))
 
 
 def read_strategies(text: str) -> list[list[str]]:
@@ -298,57 +297,64 @@ def score_capabilities(marks: list[dict[str, int] | None], seed: int) -> dict:
 # --- 4. judging
 
 
-def check_judge(args) -> None:
-    """Exits with 2 if --judge cannot be asked, or if --template cannot be filled in."""
-    Judge(args).check()
-    capability_template(args)
+class DialogueJudge(Judge):
+    """Names the strategies of the replies, and marks the dialogues: --judge, a model or a function, or
+    nobody."""
 
+    def __init__(self, args):
+        """`args`: any JudgeFlags with ModelFlags. Exits with 2 if --judge cannot be asked, or --template not
+        be filled in."""
+        super().__init__(args, args.dtype)
+        self.check()
+        self.capability_prompt = CAPABILITY_PROMPT
+        if args.template:
+            self.capability_prompt = read_template(args.template, PLACEHOLDERS)
 
-def capability_template(args) -> str:
-    if args.template:
-        return read_template(args.template, PLACEHOLDERS)
-    return CAPABILITY_PROMPT
+    def strategy_request(self, dialogue: dict) -> dict:
+        """Returns the request for the strategies of the replies; `read_strategies` reads what comes back."""
+        return self.request(fill_messages(STRATEGY_PROMPT, strategy_fields(dialogue)))
 
+    def capability_request(self, dialogue: dict) -> dict:
+        """Returns the request for the five marks; `read_marks` reads what comes back."""
+        return self.request(fill_messages(self.capability_prompt, capability_fields(dialogue)))
 
-def judge(args, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
-    """Asks --judge about the dialogues, and returns the scores `judge`, `strategies` and `capabilities`.
+    def judge(self, dialogues: list[dict], run: Path, suffix: str = "") -> dict:
+        """Returns the scores `judge`, `strategies` and `capabilities`; {} if nobody judges.
 
-    judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts its
-    failures as n_invalid; it has no numbers if these are more than --max-invalid.
-    """
-    judged = [dialogue for dialogue in dialogues if simulated_user.final_emotion(dialogue) is not None]
-    is_program = ".py:" in args.judge
+        judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts
+        its failures as n_invalid; it has no numbers if these are more than --max-invalid.
+        """
+        if not self.args.judge:
+            return {}
+        judged = [dialogue for dialogue in dialogues if simulated_user.final_emotion(dialogue) is not None]
+        rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged]})
+        scores = {"judge": self.args.judge}
+        is_function = self.who.kind == "function"
+        if is_function:
+            codes = list(map(load_function(self.args.judge), judged))
+        else:
+            replies = self.ask(list(map(self.strategy_request, judged)), read_strategies, run)
+            codes = [reply.value for reply in replies]
+        for place, dialogue in enumerate(judged):
+            if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
+                codes[place] = None
+        rows["strategies"] = codes
+        scores["strategies"] = self.if_reliable(codes, score_strategies, judged, codes)
 
-    if is_program:
-        codes = list(map(load_function(args.judge), judged))
-    else:
-        requests = [strategy_request(args, dialogue) for dialogue in judged]
-        codes = [reply.value for reply in Judge(args, args.dtype).ask(requests, read_strategies, run)]
-    for place, dialogue in enumerate(judged):
-        if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
-            codes[place] = None
-    scores = {"judge": args.judge}
-    scores["strategies"] = if_reliable(args, codes, score_strategies, judged, codes)
-    rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged], "strategies": codes})
+        if not is_function:
+            replies = self.ask(list(map(self.capability_request, judged)), read_marks, run)
+            marks = [reply.value for reply in replies]
+            rows["capabilities"] = marks
+            scores["wording"] = describe_wording(self.args.template)
+            scores["capabilities"] = self.if_reliable(marks, score_capabilities, marks, self.args.seed)
 
-    if not is_program:
-        scores["wording"] = describe_wording(args.template)
-        requests = []
-        for dialogue in judged:
-            messages = fill_messages(capability_template(args), capability_fields(dialogue))
-            requests.append(Judge(args).request(messages))
-        marks = [reply.value for reply in Judge(args, args.dtype).ask(requests, read_marks, run)]
-        scores["capabilities"] = if_reliable(args, marks, score_capabilities, marks, args.seed)
-        rows["capabilities"] = marks
+        write_jsonl(run / f"judged{suffix}.jsonl", rows.to_dict("records"))
+        return scores
 
-    write_jsonl(run / f"judged{suffix}.jsonl", rows.to_dict("records"))
-    return scores
-
-
-def if_reliable(args, judgements: list, score: Callable[..., dict], *inputs) -> dict:
-    """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
-    inputs, unless n_invalid is more than --max-invalid."""
-    counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
-    if counts["n_invalid"] <= args.max_invalid * counts["n"]:
-        counts |= score(*inputs)
-    return counts
+    def if_reliable(self, judgements: list, score: Callable[..., dict], *inputs) -> dict:
+        """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
+        inputs, unless n_invalid is more than --max-invalid."""
+        counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
+        if counts["n_invalid"] <= self.args.max_invalid * counts["n"]:
+            counts |= score(*inputs)
+        return counts

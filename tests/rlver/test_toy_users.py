@@ -1,12 +1,12 @@
-"""data/toy/users.py: emotions by hand, what meets a want, profiles, wording, traces."""
+"""rlver/toy_users.py: emotions by hand, what meets a want, profiles, wording, traces."""
 
 import random
 
 import pytest
 
-from data.toy import users as toy_users
 from data.toy import world
-from rewards import simulated_user as sim
+from rlver import simulated_user as sim
+from rlver import toy_users
 
 TOY = {**sim.RLVER, **toy_users.TOY}
 

@@ -8,10 +8,9 @@ import pytest
 from conftest import PUBLISHED, ROOT, table
 
 import eval_sentient
-from benchmarks import sentient
-from data.toy import users as toy_users
-from rewards import simulated_user as sim
 from rlmt.data import read_log, read_rows, write_jsonl
+from rlver import sentient, toy_users
+from rlver import simulated_user as sim
 from test_simulated_user import dialogue
 
 FREE = sim.RLVER | {"start": 40}  # changes are not clipped
@@ -61,15 +60,14 @@ def test_a_score_by_hand():
     sim.add_model_turn(broken, FREE, "b", "think")
     lost = talk(("a", 10))
     sim.end_without_score(lost, "no reply")
-    args = eval_sentient.Args(max_invalid=0.25)
-    out = sentient.score(args, [long, short, broken, lost])
+    out = sentient.score([long, short, broken, lost], seed=0, max_invalid=0.25)
     assert out["emotion_curve"] == pytest.approx([40, 200 / 3, 130 / 3, 135 / 3])
     assert out["mean_emotion"] == 135 / 3 and (out["success"], out["failure"]) == (1, 1)
     assert (out["n"], out["n_invalid"], out["mean_turns"]) == (4, 1, (4 + 2 + 2) / 3)
     assert out["format_ok"] == 6 / 7 and out["ended"] == {"turns": 2, "bad_format": 1, "simulator_failed": 1}
-    assert sentient.score(args, [long, short, broken, long | {"ended": ""}])["n_invalid"] == 1  # it goes on
-    args.max_invalid = 0.2
-    assert sentient.score(args, [long, short, broken, lost])["mean_emotion"] is None
+    goes_on = long | {"ended": ""}
+    assert sentient.score([long, short, broken, goes_on], 0, 0.25)["n_invalid"] == 1
+    assert sentient.score([long, short, broken, lost], 0, 0.2)["mean_emotion"] is None
 
 
 # --- strategies and capabilities
@@ -147,7 +145,7 @@ def test_a_run_with_two_simulators_and_its_resume(serve, tmp_path, exits):
     args = eval_sentient.Args(
         model=f"{ROOT}/data/toy/base",
         profiles=str(tmp_path / "users.jsonl"),
-        simulator=f"{ROOT}/data/toy/users.py:user",
+        simulator=f"{ROOT}/rlver/toy_users.py:user",
         held_out_simulator="m",
         held_out_simulator_url=server.url,
         rollout="hf",

@@ -12,9 +12,9 @@ import train_grpo
 import train_ppo
 import train_rlver
 import utils
-from rewards import simulated_user
 from rlmt.model import start_accelerator
 from rlmt.sampler import Sample
+from rlver import simulated_user
 
 PROFILE = {"id": "p", "player": "", "scene": "", "task": "", "first_talk": "Hello!", "system": ""}
 RLVER = simulated_user.RLVER
@@ -54,7 +54,7 @@ def test_two_replies_and_the_turn_between_them(load, family, template, think_for
 
     talk = new_talk(tokenizer)
     for words, change in (("And?<|eot_id|>", 5), ("Goodbye.", 7)):
-        talk.add_reply(Sample(ids, [-0.5] * len(ids), True), RLVER, think_format, tokenizer)
+        talk.add_reply(Sample(ids, [-0.5] * len(ids), True), RLVER, tokenizer)
         assert talk.dialogue["history"][-1]["content"] == "Hi."  # the user hears no thinking
         simulated_user.add_user_turn(talk.dialogue, RLVER, words, change)
         talk.add_user_turn(tokenizer, 1000)

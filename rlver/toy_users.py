@@ -1,9 +1,9 @@
 """Toy users with moods: they take the place of a simulator that is a language model. Rules only, no network.
 
-    python -m data.toy.users                       # writes data/toy/users_{traces,train,test}.jsonl
+    python -m rlver.toy_users                      # writes data/toy/users_{traces,train,test}.jsonl
     python eval_sentient.py --model MODEL --profiles data/toy/users_test.jsonl \\
-        --simulator data/toy/users.py:user --held-out-simulator data/toy/users.py:held_out_user \\
-        --protocol rlver --start 40 --turns 3 --low 10 --judge data/toy/users.py:strategies
+        --simulator rlver/toy_users.py:user --held-out-simulator rlver/toy_users.py:held_out_user \\
+        --protocol rlver --start 40 --turns 3 --low 10 --judge rlver/toy_users.py:strategies
 
 A user wants three things, one after the other: two dishes, of different kinds and each at a price that it can
 pay, and to be reminded of a thing that it named at first. Kinds of users differ in how clearly they say so:
@@ -200,7 +200,7 @@ def react(replies: list[str], want: dict, likes_praise: bool) -> str:
 
 
 def strategies(dialogue: dict) -> list[list[str]]:
-    """Says which strategies of benchmarks/sentient.py each reply shows; it takes the place of a judge.
+    """Says which strategies of rlver/sentient.py each reply shows; it takes the place of a judge.
 
     FLATTERY praises the user (A-1), a thing that the user named is the problem in other words (B-1), and a
     dish is advice (D-1).
@@ -265,15 +265,11 @@ class Args:
     """Users to evaluate with."""
 
 
-def write_files(args: Args) -> dict[str, list[dict]]:
-    """Returns the rows of the three files by name."""
-    return {
+if __name__ == "__main__":
+    args = tyro.cli(Args)
+    files = {
         "users_traces": traces(args.n_traces, args.seed),
         "users_train": profiles(args.n_train, args.seed, "train"),
         "users_test": profiles(args.n_test, args.seed, "test"),
     }
-
-
-if __name__ == "__main__":
-    args = tyro.cli(Args)
-    save(write_files(args), args.out, args.seed)
+    save(files, args.out, args.seed)

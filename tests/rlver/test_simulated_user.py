@@ -1,10 +1,10 @@
-"""rewards/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
+"""rlver/simulated_user.py: its rules by hand, malformed planners and speakers, prompts."""
 
 import pytest
 from conftest import value_or_none
 
 from rlmt.endpoint import Endpoint
-from rewards import simulated_user as sim
+from rlver import simulated_user as sim
 
 
 PROFILE = {
