@@ -6,6 +6,8 @@ STAMP := $(shell cat Makefile pyproject.toml requirements*.txt | cksum | cut -d'
 DEMO := .venv/demo-$(STAMP)
 ALL := .venv/all-$(STAMP)
 FAILED := { echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
+# else each of many processes compiles all modules anew
+unexport PYTHONDONTWRITEBYTECODE
 # where pip would look for wheels besides its index
 export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 
@@ -41,11 +43,9 @@ $(ALL): $(DEMO)
 demo: $(DEMO)
 	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
-# A file's tests run in one process, which makes their models and runs once. The longest files come first.
-LONGEST := $(addprefix tests/,scripts/test_resume.py rlmt/test_sampler.py project/test_bench.py project/test_small.py)
 test: setup
 	$(PY) -m ruff check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder $(LONGEST) tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadgroup tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

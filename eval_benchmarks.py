@@ -341,7 +341,7 @@ def main(args: Args) -> None:
     run = shared.check_start(args, f"eval_{args.name}", tasks, requests_if_all_answer)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- generate, judge, score
     benchmark = BENCHMARKS[args.name]

@@ -322,7 +322,7 @@ def main(args: Args) -> None:
     judge.try_first(dialogue, run.folder)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- talk with each simulator
     dialogues = {}

@@ -332,7 +332,7 @@ def main(args: Args) -> None:
     run = shared.check_start(args, "eval", tasks, requests_if_all_answer)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- generate, judge, score
     if args.generate_only:

@@ -51,7 +51,7 @@ from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, withou
 from rlmt.checkpoint import copy_model, load_optimizers, numbered, save_model
 from rlmt.data import append_jsonl, load_held_out, load_prompts, read_log, read_pairs, write_jsonl
 from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy
-from rlmt.memory import check_memory, dpo_gib, trained_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import Run, ScoreArgs, Timer, constants, count_reasons, cut_log, parse_args, rows_of_step
 from rlmt.sampler import Completion, Sample, Sampling, completion_metrics, read_completion
@@ -360,7 +360,7 @@ def sample(
 
     completions = []
     sampled = {}
-    for path in folder.glob("samples-*.jsonl"):  # of all processes
+    for path in sorted(folder.glob("samples-*.jsonl")):  # of all processes
         sampled |= {row["index"]: row for row in read_log(path)}
     for index, prompt in enumerate(prompts):
         one = Sample(sampled[index]["ids"], None, sampled[index]["finished"])
@@ -460,8 +460,8 @@ def set_reference_logps(pairs: list[Pair], policy: Learner) -> None:
     index.
     """
     own_logps = []
-    for members in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(deal_all(pairs, policy.accelerator), length_of):
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
 
     for process, logps in enumerate(gather_object([own_logps])):
@@ -479,11 +479,11 @@ def accumulate_gradients(pairs: list[Pair], n_pairs: int, policy: Learner, beta:
     """
     device = policy.accelerator.device
     sums = {}
-    for members in policy.micro_batches(pairs, length_of):
-        weights = torch.tensor([pair.weight for pair in members], device=device)
-        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in members], device=device)
-        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in members], device=device)
-        chosen_logps, rejected_logps = pair_logps(policy, members)
+    for micro_batch in policy.micro_batches(pairs, length_of):
+        weights = torch.tensor([pair.weight for pair in micro_batch], device=device)
+        reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in micro_batch], device=device)
+        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in micro_batch], device=device)
+        chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         losses, chosen_rewards, rejected_rewards = dpo_loss(
             chosen_logps, rejected_logps, reference_chosen, reference_rejected, beta
         )
@@ -640,9 +640,9 @@ def main(args: Args) -> None:
         readers = scorer.readers
     data = load_data(args, tokenizer, readers, accelerator)
     if scorer:
-        accelerator.print(check_memory(dpo_gib(args), at_once=False))
+        accelerator.print(check_memory(Memory(args).dpo(), at_once=False))
     else:
-        accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
+        accelerator.print(check_memory({"model": Memory(args).trained(args.model)}))
     run = Run(args, "dpo", args.model, constants(globals()))
     if scorer:
         n_prompts = min(args.prompts_per_round or len(data.prompts), len(data.prompts))  # none with --pairs
@@ -651,7 +651,7 @@ def main(args: Args) -> None:
         fail(f"--rounds {args.rounds}: {run.folder} has begun a later round; name at least as many")
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
     write_jsonl(run.folder / "dropped.jsonl", data.dropped)
 
     # --- rounds, each from the result of the one before

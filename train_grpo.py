@@ -4,7 +4,7 @@ A step, for P prompts with G completions each:
 
     1. rollout     sample G completions of every prompt
     2. reward      r = weighted sum of --rewards, by default the reward model's; below the group for a malformed
-                   completion; NaN if a judge failed
+                   completion (by default); NaN if a judge failed
     3. advantage   A = (r - mean(r)) / (std(r) + 1e-4), within the group
     4. update      minimise  mean over tokens of  -min(ratio * A, clip(ratio) * A) + beta * k3
     5. log         metrics and completions are logged and checked; at times held-out prompts are measured and a
@@ -49,8 +49,8 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
-from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_ratio
-from rlmt.memory import check_memory, rl_gib
+from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_importance
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -88,7 +88,7 @@ class Args(RLArgs):
     temperature: float = 0.7
     """Sampling temperature; log-probabilities are taken at the same one (paper, appendix A)."""
     top_p: float = 1.0
-    """Below 1 the policy samples from another distribution than it trains (three released configs: 0.95)."""
+    """Below 1 the policy samples from a different distribution from the one it trains (three released configs: 0.95)."""
     max_prompt_tokens: int = 1024
     """Longer prompts are dropped, counted and listed (table 7; the released code cuts them)."""
     max_completion_tokens: int = 4096
@@ -104,7 +104,7 @@ class Args(RLArgs):
     group_size: int = 8
     """G, completions a prompt (table 7)."""
     updates_per_rollout: int = 1
-    """Optimizer steps that a rollout is split into (released configs: 1)."""
+    """Parts of a rollout, with one optimizer step each (released configs: 1)."""
     beta: float = 1e-3
     """KL weight in the loss (table 7). 0: no reference model."""
     epsilon: tuple[float, float] = (0.2, 0.2)
@@ -121,8 +121,8 @@ class Args(RLArgs):
     the group; batch: by that of the step; none: as it is (Dr. GRPO). pass_at_k: other advantages, see
     `pass_at_k_advantages`; what the verifier among the rewards says is all that counts."""
     dynamic_sampling: int = 0
-    """Rounds in a step, at most, in which groups of about equal rewards are replaced by groups of other
-    prompts (DAPO). 0: none."""
+    """At most this many rounds per step that replace groups of about equal rewards by groups of new prompts
+    (DAPO). 0: none."""
     entropy_coef: float = 0.0
     """Entropy bonus (released configs: 0.001, not in the paper)."""
     # optimisation
@@ -167,7 +167,7 @@ def group_advantages(rewards_P_G: torch.Tensor, scale: str = "group") -> torch.T
     known = ~rewards_P_G.isnan()
     count = known.sum(1, keepdim=True)
     mean = rewards_P_G.double().nansum(1, keepdim=True) / count.clamp(min=1)
-    # float32 would round the mean of equal rewards, and a spread of nearly 0 blow the difference up
+    # float32 would round the mean of equal rewards, and dividing by a spread near 0 would blow that up
     centred = torch.where(known, rewards_P_G.double() - mean, 0.0).float()
     if scale == "none":
         return centred
@@ -231,7 +231,8 @@ def grpo_loss(
     beta: float,
     loss_type: str = "dapo",
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the loss of a micro-batch, and sums over its tokens of what is logged. It is PPO's loss too.
+    """Returns a micro-batch's share of the loss of an update, and sums over its tokens of what is logged. It is
+    PPO's loss too.
 
     Args:
         logprobs, old_logprobs, reference_logprobs: (B, T), of the policy being trained, of the same before
@@ -247,8 +248,7 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # the other use of loss_type, which mean is taken, is in `mean_weights`; a name there without a branch here
-    # clips the ratio of each token
+    # `mean_weights` reads loss_type too, for the mean; every other name than these clips the ratio per token
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
@@ -300,37 +300,41 @@ def mean_weights(
 def replace_flat_groups(
     completions: list[Completion],
     draw: Callable[[list[dict]], list[Completion]],
-    unseen: list[dict],
+    chosen: list[dict],
+    prompts: list[dict],
     group_size: int,
     most_rounds: int,
     seed: tuple[int, int],
-    accelerator: Accelerator,
 ) -> dict[str, float]:
     """Replaces, in place, flat groups by groups of prompts that the step has not seen (DAPO, 2503.14476,
     section 3.2).
 
-    Repeats until no process has a flat group or no prompts are left, at most `most_rounds` times. Under FSDP2
+    Repeats until no process has a flat group or too few unseen prompts are left, at most `most_rounds` times. Under FSDP2
     all processes must take part in each forward, so each samples as many groups as the neediest one, and
     throws the surplus away.
 
     Args:
         completions: those of this process, in groups.
         draw: samples and scores groups of this process's share of prompts.
-        unseen: prompts of the run that the step does not have.
+        chosen: the prompts of the step, those of all processes.
+        prompts: all prompts of the run.
+        group_size: G.
+        seed: what each round draws from, together with its number.
     """
+    seen = {prompt["id"] for prompt in chosen}
     n_rounds = 0
     while n_rounds < most_rounds:
         own_rewards_P_G = torch.tensor([c.reward for c in completions]).view(-1, group_size)
         flat = is_flat(own_rewards_P_G).nonzero().flatten().tolist()
-        most_flat = max(gather_object([len(flat)]))
-        n_drawn = most_flat * accelerator.num_processes
-        if most_flat == 0 or n_drawn > len(unseen):
+        flat_counts = gather_object([len(flat)])
+        n_drawn = max(flat_counts) * len(flat_counts)
+        unseen = [prompt for prompt in prompts if prompt["id"] not in seen]
+        if n_drawn == 0 or n_drawn > len(unseen):
             break
         n_rounds += 1
         generator = np.random.default_rng((*seed, n_rounds))
         drawn = [unseen[index] for index in generator.choice(len(unseen), n_drawn, replace=False)]
-        drawn_ids = {prompt["id"] for prompt in drawn}
-        unseen = [prompt for prompt in unseen if prompt["id"] not in drawn_ids]
+        seen.update(prompt["id"] for prompt in drawn)
         sampled = draw(drawn)
         for n, group in enumerate(flat):
             new_group = sampled[n * group_size : (n + 1) * group_size]
@@ -381,7 +385,7 @@ def accumulate_gradients(
     """Computes the policy's gradient of one optimizer step, in micro-batches; returns means over tokens for the log.
 
     The loss, entropy bonus included, is a mean over the whole update, whichever process and micro-batch its
-    completions are in; see `mean_weights`. PPO and RLVER have the same.
+    completions are in; see `mean_weights`. PPO and RLVER use it too.
 
     Args:
         beta: weight of the KL term, for which completions have `reference_logprobs`.
@@ -391,8 +395,8 @@ def accumulate_gradients(
     n_tokens = policy.count_tokens(completions)
     n_completions = len(completions) * policy.accelerator.num_processes
     sums = {}
-    for members in policy.micro_batches(completions):
-        batch = policy.collate(members)
+    for micro_batch in policy.micro_batches(completions):
+        batch = policy.collate(micro_batch)
         mask = batch["policy_mask"]
         token_weights = mean_weights(mask, loss_type, n_tokens, n_completions, max_tokens)
         logprobs, entropies = policy.logprobs(batch, entropy_gradient=bool(entropy_coef))
@@ -402,7 +406,7 @@ def accumulate_gradients(
         sampler_logprobs = batch.get("sampler_logprobs", old_logprobs)
         importance_weights = 1.0
         if importance_cap:
-            importance_weights = truncated_ratio(old_logprobs, sampler_logprobs, importance_cap)
+            importance_weights = truncated_importance(old_logprobs, sampler_logprobs, importance_cap)
         loss, batch_sums = grpo_loss(
             logprobs,
             old_logprobs,
@@ -453,11 +457,10 @@ def main(args: Args) -> None:
         args, args.rewards, tokenizer, accelerator, args.group_size, args.on_bad_format, args.format_margin
     )
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
-    accelerator.print(check_memory(rl_gib(args, scorer.names, has_reference=args.beta > 0)))
+    accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size
-    needs_verdicts = args.scale_rewards == "pass_at_k"
-    scorer.check(prompts, run.folder, n_completions, args.beta > 0, needs_verdicts)
+    scorer.check(prompts, run.folder, n_completions, args.beta > 0, args.scale_rewards == "pass_at_k")
     if args.dry_run:
         return
     run.start()
@@ -471,12 +474,7 @@ def main(args: Args) -> None:
     scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
     sampler = policy_sampler(
-        args,
-        tokenizer,
-        n_completions,
-        max_tokens=args.max_completion_tokens,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
-        top_p=args.top_p,
+        args, tokenizer, n_completions, args.max_prompt_tokens, args.max_completion_tokens, args.top_p
     )
 
     def draw(rows: list[dict]) -> list[Completion]:
@@ -494,27 +492,23 @@ def main(args: Args) -> None:
     # --- the loop
     with run.training(learners, tokenizer, args.steps, COLUMNS, sampler, checks, measure):
         for step in run.steps():
-            metrics = {
-                "epoch": step / (len(prompts) // args.prompts_per_step),
-                "learning_rate": args.learning_rate,
-            }
+            seed = (args.seed, step - 1)
+            epoch = step / (len(prompts) // args.prompts_per_step)
+            metrics = {"epoch": epoch, "learning_rate": args.learning_rate}
 
             # 1. rollout, 2. reward
             sampler.sync(policy.model)  # gives it the policy's weights
             chosen = rows_of_step(prompts, step, args.prompts_per_step, args.seed)
             completions = draw(chosen)
             if args.dynamic_sampling:  # other prompts take the place of those whose groups are flat
-                chosen_ids = {prompt["id"] for prompt in chosen}
-                unseen = [prompt for prompt in prompts if prompt["id"] not in chosen_ids]
-                seed = (args.seed, step - 1)
                 metrics |= replace_flat_groups(
-                    completions, draw, unseen, args.group_size, args.dynamic_sampling, seed, accelerator
+                    completions, draw, chosen, prompts, args.group_size, args.dynamic_sampling, seed
                 )
             sampler.sleep()  # its GPU memory is for the update
             rewards_P_G = gather_rewards(completions, accelerator).view(-1, args.group_size)
             flat_P = is_flat(rewards_P_G)
-            metrics |= reward_metrics(rewards_P_G, scorer.reward_name) | scorer.pop_truncated()
-            metrics["reward/flat_groups"] = flat_P.float().mean().item()
+            metrics |= {"reward/flat_groups": flat_P.float().mean().item(), **scorer.pop_truncated()}
+            metrics |= reward_metrics(rewards_P_G, scorer.reward_name)
 
             # 3. advantage: a completion compared with those of its group
             if args.scale_rewards == "pass_at_k":
@@ -527,11 +521,12 @@ def main(args: Args) -> None:
                 # theirs, and their tokens count in the loss's mean
                 advantages_P_G[flat_P] = 0.0
             # adds those of dense rewards; the model behind one of them, `prime`, learns here
-            is_divided = args.scale_rewards != "none"
-            metrics |= set_advantages(completions, advantages_P_G, scorer.dense, is_divided, accelerator)
+            metrics |= set_advantages(
+                completions, advantages_P_G, scorer.dense, args.scale_rewards != "none", accelerator
+            )
             run.timer.end("advantage")
 
-            # 4. update, in which all processes have completions of about equal lengths
+            # 4. update; from here on the processes have shares of about equally many tokens
             everyone = gather_object(completions)  # logged at the end of the step
             completions = deal(everyone, accelerator)
             if args.beta:
@@ -539,8 +534,8 @@ def main(args: Args) -> None:
             if args.updates_per_rollout > 1:  # later updates compare the policy with what it was before the first
                 policy.set_old_logprobs(completions)
             updates = []
-            # the last number of the seed: `replace_flat_groups` has 1, 2, ...
-            for mini_batch in mini_batches(completions, args.updates_per_rollout, (args.seed, step - 1, 0)):
+            # the rounds of `replace_flat_groups` draw from (*seed, 1), (*seed, 2), ...; 0 is free
+            for mini_batch in mini_batches(completions, args.updates_per_rollout, (*seed, 0)):
                 means = accumulate_gradients(
                     mini_batch,
                     policy,

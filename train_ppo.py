@@ -48,7 +48,7 @@ from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_rl_prompts, write_jsonl
 from rlmt.learner import Learner, completion_columns, load_policy, n_tokens_of, pad
-from rlmt.memory import check_memory, critic_gib, rl_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -154,7 +154,7 @@ COLUMNS = {  # title on the screen: key in metrics.jsonl
 def gae(
     rewards_B_T: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes advantages A, and returns A + V, by generalised advantage estimation (1506.02438, eq. 16).
+    """Returns (advantages A, value targets A + V) by generalised advantage estimation (1506.02438, eq. 16).
 
     A_t = delta_t + gamma lam A_t+1 with delta_t = r_t + gamma V_t+1 - V_t; after the last token A = V = 0.
 
@@ -251,9 +251,9 @@ def token_values(critic: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Ten
 @torch.no_grad()
 def set_values(completions: list[Completion], critic: Learner) -> None:
     """Sets `values` of completions, as they are before the update; all processes call it."""
-    for members in critic.micro_batches(completions):
-        values = token_values(critic.model, critic.collate(members))
-        for completion, row in zip(members, values.tolist(), strict=True):
+    for micro_batch in critic.micro_batches(completions):
+        values = token_values(critic.model, critic.collate(micro_batch))
+        for completion, row in zip(micro_batch, values.tolist(), strict=True):
             completion.values = row[: len(completion.ids)]
 
 
@@ -264,9 +264,9 @@ def accumulate_critic_gradients(completions: list[Completion], critic: Learner) 
     """
     n_tokens = critic.count_tokens(completions)
     sums = {"value/loss": 0.0, "value/clip_fraction": 0.0}
-    for members in critic.micro_batches(completions):
-        batch = critic.collate(members)
-        has_reward = [[not math.isnan(completion.reward)] for completion in members]
+    for micro_batch in critic.micro_batches(completions):
+        batch = critic.collate(micro_batch)
+        has_reward = [[not math.isnan(completion.reward)] for completion in micro_batch]
         mask = batch["policy_mask"] * torch.tensor(has_reward, device=critic.accelerator.device)
         values = token_values(critic.model, batch)
         errors, is_clipped = value_loss(values, batch["values"], batch["returns"], VALUE_CLIP)
@@ -356,8 +356,9 @@ def main(args: Args) -> None:
     scorer = Scorer(args, args.rewards, tokenizer, accelerator, 1, args.on_bad_format, args.format_margin)
     prompts, dropped, held_out = load_rl_prompts(args, tokenizer, scorer.readers)
     critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
-    memory = rl_gib(args, scorer.names, has_reference) | {"critic": critic_gib(critic_path, args)}
-    accelerator.print(check_memory(memory))
+    memory = Memory(args)
+    parts = memory.rl(scorer.names, has_reference) | {"critic": memory.critic(critic_path)}
+    accelerator.print(check_memory(parts))
     run = Run(args, "ppo", args.model, constants(globals()))
     scorer.check(prompts, run.folder, args.prompts_per_step, has_reference)
     if args.dry_run:
@@ -374,11 +375,7 @@ def main(args: Args) -> None:
     scorer.load(run.folder)
     load_optimizers(run.checkpoint, learners)
     sampler = policy_sampler(
-        args,
-        tokenizer,
-        n_completions=args.prompts_per_step,
-        max_tokens=args.max_completion_tokens,
-        max_length=args.max_prompt_tokens + args.max_completion_tokens,
+        args, tokenizer, args.prompts_per_step, args.max_prompt_tokens, args.max_completion_tokens
     )
     measure = functools.partial(measure_held_out, held_out, sampler, scorer, policy, run.folder)
     checks = [sampler.check, scorer.check_step]
@@ -404,12 +401,12 @@ def main(args: Args) -> None:
             metrics |= reward_metrics(rewards_P.view(1, -1), scorer.reward_name) | scorer.pop_truncated()
             run.timer.end("reward")
 
-            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on all
-            # processes have completions of about equal lengths
+            # 3. advantage: the rewards of tokens, carried back along the critic's values. From here on the
+            # processes have shares of about equally many tokens
             completions = deal_completions(completions, accelerator)
             set_values(completions, critic)
             if args.updates_per_rollout > 1 or args.kl == "reward":
-                # a second update and KL in the reward need those of the policy that sampled
+                # a second update and KL in the reward need the trainer's before the first update
                 policy.set_old_logprobs(completions)
             if has_reference:
                 policy.set_reference_logprobs(completions)

@@ -31,7 +31,7 @@ from rlmt.chat import Dropped, load_tokenizer, prepare_tokenizer, render, withou
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_pairs, text_of_turns, write_jsonl
 from rlmt.learner import Learner, collate_ids, cosine_rate, deal
-from rlmt.memory import check_memory, trained_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import check_context, load_trained, start_accelerator
 from rlmt.run import RunArgs, Run, constants, count_reasons, parse_args, plan_steps, rows_of_step
 import numpy as np
@@ -302,8 +302,8 @@ def accumulate_gradients(
     """
     accelerator = classifier.accelerator
     scored = []
-    for members in classifier.micro_batches(pairs, length_of):
-        sides = [pair.chosen_ids for pair in members] + [pair.rejected_ids for pair in members]
+    for micro_batch in classifier.micro_batches(pairs, length_of):
+        sides = [pair.chosen_ids for pair in micro_batch] + [pair.rejected_ids for pair in micro_batch]
         no_prompts = [[]] * len(sides)  # prompt and answer are one text
         batch = collate_ids(no_prompts, sides, accelerator.device, pad_token_id)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
@@ -350,8 +350,8 @@ def main(args: Args) -> None:
     tokenizer = load_reward_tokenizer(args, accelerator)
     pairs, held_out, dropped = load_pairs(args, tokenizer, accelerator)
     steps = plan_steps(len(pairs), args.batch_size, args.epochs)
-    memory = trained_gib(args.model, args, AutoModelForSequenceClassification)
-    accelerator.print(check_memory({"model": memory}))
+    gib = Memory(args).trained(args.model, AutoModelForSequenceClassification)
+    accelerator.print(check_memory({"model": gib}))
     run = Run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return

@@ -49,7 +49,7 @@ from typing import Literal
 from rlmt.chat import encode_prompt, without_control
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.learner import load_policy, n_tokens_of
-from rlmt.memory import check_memory, critic_gib, policies_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import is_sharded_launch, load_policy_tokenizer, start_accelerator
 from rlmt.run import RolloutArgs, Run, constants, parse_args, rows_of_step
 from rlmt.sampler import (
@@ -377,10 +377,11 @@ def main(args: Args) -> None:
         )
     if len(users) < args.prompts_per_step:
         fail(f"{args.profiles}: {len(users)} users are fewer than --prompts-per-step {args.prompts_per_step}")
-    memory = policies_gib(args, has_reference=False)
+    memory = Memory(args)
+    parts = memory.policies(has_reference=False)
     if has_critic:
-        memory["critic"] = critic_gib(args.model, args)
-    accelerator.print(check_memory(memory))
+        parts["critic"] = memory.critic(args.model)
+    accelerator.print(check_memory(parts))
     # the losses read constants of their own scripts
     run = Run(args, "rlver", args.model, constants(vars(train_grpo) | vars(train_ppo) | globals()))
     store = run.folder / f"simulator-{accelerator.process_index}.jsonl"
@@ -405,8 +406,8 @@ def main(args: Args) -> None:
         args,
         tokenizer,
         n_completions=args.prompts_per_step * args.group_size,
+        max_prompt_tokens=max_context,
         max_tokens=args.max_turn_tokens,
-        max_length=args.max_tokens,
     )
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
     checks = [sampler.check, warn_of_no_lesson]

@@ -36,7 +36,7 @@ from rlmt.chat import (
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import read_log, read_traces, write_jsonl
 from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy, n_tokens_of
-from rlmt.memory import check_memory, trained_gib
+from rlmt.memory import Memory, check_memory
 from rlmt.model import check_context, is_sharded_launch, start_accelerator
 from rlmt.run import RunArgs, Run, constants, count_reasons, parse_args, plan_steps, rows_of_step
 
@@ -168,9 +168,9 @@ def accumulate_gradients(token_rows: list[TokenRow], policy: Learner, batch_size
     """
     n_tokens = policy.count_tokens(token_rows)
     sums = {"loss": 0.0, "entropy": 0.0, "mean_token_accuracy": 0.0, "ends_turn": 0.0}
-    for members in policy.micro_batches(token_rows):
-        prompt_ids = [row.prompt_ids for row in members]
-        completion_ids = [row.ids for row in members]
+    for micro_batch in policy.micro_batches(token_rows):
+        prompt_ids = [row.prompt_ids for row in micro_batch]
+        completion_ids = [row.ids for row in micro_batch]
         batch = collate_ids(prompt_ids, completion_ids, policy.accelerator.device)
         # (B, T), 0 where there is no completion token
         logprobs, entropies, likeliest = policy.logprobs(batch, extra="likeliest")
@@ -200,7 +200,7 @@ def main(args: Args) -> None:
     accelerator.print(or_fail(prepare_tokenizer, tokenizer, args.think_format, args.chat_template))
     token_rows, dropped = load_rows(args, tokenizer, accelerator)
     steps = plan_steps(len(token_rows), args.batch_size, args.epochs)
-    accelerator.print(check_memory({"model": trained_gib(args.model, args)}))
+    accelerator.print(check_memory({"model": Memory(args).trained(args.model)}))
     run = Run(args, "sft", args.model, constants(globals()))
     if args.dry_run:
         prompt = tokenizer.decode(token_rows[0].prompt_ids)

@@ -225,10 +225,10 @@ def join_thinking(thinking: str, response: str, think_format: str) -> str:
 def fail(message: str) -> None:
     """Prints a one-line error and exits with code 2.
 
-    What all processes of a machine find, its first one says: by then the launcher has ended the others.
+    What all processes of a machine find, its first one says: at its end the launcher ends the others.
     """
     if not IS_FIRST:
-        time.sleep(5)
+        time.sleep(60)  # as long as the first one may be behind; after that nobody else has found it
     print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
     sys.exit(2)
 

@@ -397,7 +397,7 @@ def main(args: Args) -> None:
     shared.try_judge(args, run.folder, requests or comparing)
     if args.dry_run:
         return
-    run.start()
+    run.start(has_steps=False)
 
     # --- traits, verdicts, win rates
     if not args.traits:

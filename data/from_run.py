@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from page import read_completions
-from rewards import verdict
+from rewards.scorer import correctness
 from rlmt.data import read_prompts
 from utils import fail
 
@@ -45,7 +45,7 @@ def read_groups(run: str, by: str) -> Iterator[tuple[int, dict]]:
             row.setdefault("gets_floor", False)  # an evaluation has none
             # every number that --by may name: a training run has them in its rewards, an evaluation in its verdicts
             numbers = row["rewards"] | {"reward": row["reward"], "gold": row["gold"]}
-            numbers["correct"] = verdict(prompts.get(prompt_id, {}) | row, row["rewards"])
+            numbers["correct"] = correctness(prompts.get(prompt_id, {}) | row, row["rewards"])
             known |= {name for name, number in numbers.items() if number is not None}
             row["value"] = numbers.get(by)
             is_unscored = row["status"] != "ok" and row["value"] is None

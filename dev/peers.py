@@ -191,7 +191,7 @@ class Log(TrainerCallback):
         self.started = time.monotonic()
 
     def on_step_begin(self, trainer_args, state, control, **_):
-        seed_step(self.args.seed, state.global_step, self.trainer.accelerator)
+        seed_step(self.args.seed, state.global_step)
 
     def on_log(self, trainer_args, state, control, logs, **_):
         if "loss" in logs:  # the last log of a training has none

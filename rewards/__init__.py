@@ -2,7 +2,7 @@
 
 REWARDS says in which file a name's function is; only what a run names is imported. Such a function takes the
 completions of this process as rows, those of one prompt next to each other, and returns a number or None for
-each of them. None means that there is no value, because a judge failed; it is never a low score. A row is
+each of them. None means that there is no value, because a judge failed or the row gets a floor; it is never a low score. A row is
 {"id", "messages", "response", "status", "n_tokens", ...} and the fields of its prompt's row. It asks for more by
 the names of its parameters: those of CONTEXT are filled in, and a parameter with a default is an option of
 `--reward-args`. A function that asks for the judge runs on the main process, on the rows of all.

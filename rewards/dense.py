@@ -158,9 +158,9 @@ class ImplicitReward:
 
         rows = {}  # by the identity of the completion
         sums = {"prime/loss": 0.0, "prime/accuracy": 0.0}
-        for members in phi.micro_batches(completions):
-            batch = phi.collate(members)
-            verdicts = [math.nan if one.correct is None else one.correct for one in members]
+        for micro_batch in phi.micro_batches(completions):
+            batch = phi.collate(micro_batch)
+            verdicts = [math.nan if one.correct is None else one.correct for one in micro_batch]
             labels = torch.tensor(verdicts, device=phi.accelerator.device)
             known = ~labels.isnan()
             (logprobs,) = phi.logprobs(batch, extra="none")
@@ -171,7 +171,7 @@ class ImplicitReward:
 
             sums["prime/loss"] += loss.detach()
             sums["prime/accuracy"] += ((log_odds > 0) == labels.bool())[known].sum()
-            for completion, row, total in zip(members, value.tolist(), log_odds.tolist(), strict=True):
+            for completion, row, total in zip(micro_batch, value.tolist(), log_odds.tolist(), strict=True):
                 rows[id(completion)] = row[: len(completion.ids)]
                 completion.rewards[self.name] = total
         self.metrics = phi.means(sums, n_known)

@@ -13,7 +13,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from string import Template
 
 from benchmarks.foreign import verdict_of
@@ -23,19 +22,6 @@ from rewards.judge_prompts import PROMPTS
 from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
-
-
-def judge_endpoint(args, run: Path) -> Endpoint:
-    """Returns the client of --judge; exits with 2 if it cannot be asked, as without a key."""
-    return Endpoint(
-        args.judge,
-        run / "judge.jsonl",
-        args.judge_url,
-        budget=args.budget,
-        price=args.price,
-        key_env=args.key_env,
-        omit=args.omit,
-    )
 
 
 # --- 1. what a judge reads
@@ -209,7 +195,7 @@ def read_rubric(row: dict) -> list[tuple[str, float]]:
     )
 
 
-rubric.read_field = read_rubric  # rewards.check tries it on every prompt
+rubric.read_field = read_rubric  # `Scorer.check` tries it on every prompt
 
 # weights of RaR, 2507.17746
 IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.8}

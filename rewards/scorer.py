@@ -53,7 +53,8 @@ class Scorer:
         self.parts = read_parts(rewards, args.reward_args)
         self.names = list(self.parts)
         self.reward_name = "total"
-        if self.names == ["preference"] and self.parts["preference"].weight == 1:
+        of_outcome = self.parts.keys() - set(DENSE)
+        if of_outcome == {"preference"} and self.parts["preference"].weight == 1:
             self.reward_name = "preference"
         self.gold = Gold(args, accelerator)
         self.readers = []
@@ -85,7 +86,7 @@ class Scorer:
     ) -> None:
         """Checks the rewards and the gold, and prints to how many prompts each reward applies.
 
-        Sends judges their first request, so that a wrong key or URL costs nothing. Exits with 2 if something
+        Sends judges their first request, so that a wrong key or URL is found before models load. Exits with 2 if something
         is wrong.
 
         Args:
@@ -183,8 +184,8 @@ class Scorer:
     def set_rewards(self, completions: list, policy: Learner) -> None:
         """Sets rewards (gold too), correct and reward of this process's completions; all processes call it.
 
-        A judge of --gold is asked about each. One without a reward (a judge failed) gets NaN, and its
-        advantage is 0.
+        A completion whose judge of --rewards failed, or to which no reward with a weight applies, gets NaN,
+        and its advantage is 0. A judge of --gold is asked about every completion.
 
         Args:
             completions: whole groups. All processes have equally many.
@@ -209,7 +210,7 @@ class Scorer:
             totals.append(add_up(rows[i], values, self.parts))
             completion.gets_floor = rows[i]["gets_floor"] = totals[-1][1]  # now that of a gate, too
             completion.rewards |= values | golds[i]
-            completion.correct = verdict(rows[i], values)
+            completion.correct = correctness(rows[i], values)
 
         # a floor depends on the whole group, which in PPO is spread over all processes
         totals = gather_object(totals)
@@ -323,11 +324,11 @@ def call(part: Part, rows: list[dict], judge, group_size: int, max_tokens: int) 
     return values
 
 
-def verdict(row: dict, values: dict[str, float | None]) -> float | None:
+def correctness(row: dict, values: dict[str, float | None]) -> float | None:
     """Returns what the verifiers say of a row: 1 right, 0 wrong, None where none of them has a value.
 
     A row is right if it has the whole value of the first verifier that has one. A penalty, or a part of the
-    tests, is wrong. So is a row that gets a floor, which a judge has not seen.
+    tests, is wrong. So is a row that gets a floor; no judge has seen it.
     """
     for name, field in VERIFIERS.items():
         if name not in values or not has_field(row, field):
@@ -352,7 +353,7 @@ def add_up(row: dict, values: dict[str, float | None], parts: dict[str, Part]) -
         part = parts[name]
         if not part.applies(row):
             continue
-        if value is None and part.weight == 0:  # of a label, which nothing rests on
+        if value is None and part.weight == 0:  # it is only logged
             continue
         if value is None:
             weighted.append(nan)

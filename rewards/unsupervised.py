@@ -120,9 +120,9 @@ def set_entropy_statistics(policy: Learner, completions: list) -> None:
 
     The rewards self_certainty and negative_entropy read them.
     """
-    for members in policy.micro_batches(completions):
-        _, entropies, kl_uniform = policy.logprobs(policy.collate(members), extra="kl_uniform")
-        for completion, entropy, kl in zip(members, entropies, kl_uniform, strict=True):
+    for micro_batch in policy.micro_batches(completions):
+        _, entropies, kl_uniform = policy.logprobs(policy.collate(micro_batch), extra="kl_uniform")
+        for completion, entropy, kl in zip(micro_batch, entropies, kl_uniform, strict=True):
             n_tokens = len(completion.ids)
             completion.statistics = {
                 "mean_entropy": entropy.sum().item() / n_tokens,

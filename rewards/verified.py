@@ -289,7 +289,7 @@ def code(rows: list[dict], partial: bool = False, timeout: float = 10.0, unsafe:
     return list(map_in_parallel(run_one, rows))
 
 
-code.read_field = code_runner.read_tests  # rewards.check tries it on every prompt
+code.read_field = code_runner.read_tests  # `Scorer.check` tries it on every prompt
 
 
 # --- 4. instructions
@@ -327,4 +327,4 @@ def _check_instructions(prompt: dict) -> None:
     ifeval.make_checkers({"key": prompt["id"]} | prompt)
 
 
-instructions.read_field = _check_instructions  # rewards.check tries it on every prompt
+instructions.read_field = _check_instructions  # `Scorer.check` tries it on every prompt

@@ -2,8 +2,8 @@
 
     policy = load_policy(args, args.model, run.checkpoint, accelerator, args.temperature, has_reference=True)
     policy.set_reference_logprobs(completions)           # before the update
-    for members in policy.micro_batches(completions):    # of this process, equally many on each
-        batch = policy.collate(members)
+    for micro_batch in policy.micro_batches(completions):    # of this process, equally many on each
+        batch = policy.collate(micro_batch)
         logprobs, entropies = policy.logprobs(batch)
         policy.backward(loss)                            # its share of a mean over all processes
     policy.clip_gradients(1.0)
@@ -279,10 +279,10 @@ def micro_batches(
     smallest_limit = bisect_left(range(len(rows) * length(rows[0])), True, key=suffices)
     batches = _chunks(rows, smallest_limit, length)
     while len(batches) < n_batches:  # this process needs fewer: it cuts its largest ones
-        place = max(range(len(batches)), key=lambda i: len(batches[i]))
-        largest = batches[place]
+        index = max(range(len(batches)), key=lambda i: len(batches[i]))
+        largest = batches[index]
         middle = len(largest) // 2
-        batches[place : place + 1] = [largest[:middle], largest[middle:]]  # the rows stay in order
+        batches[index : index + 1] = [largest[:middle], largest[middle:]]  # the rows stay in order
     return batches
 
 
@@ -301,8 +301,9 @@ def collate(completions: list, device) -> dict[str, torch.Tensor]:
     """Makes tensors of a micro-batch.
 
     Returns what `collate_ids` does, and (B, T) each: policy_mask, which is 1 on the policy's tokens, 0 on
-    padding and on the user's turns; advantages, 0 where a loss_mask is; and, if completions have them, the
-    log-probabilities of sampler, policy at the rollout and reference, values and returns.
+    padding and on the user's turns; advantages, 0 where loss_mask is 0; and, if completions have them, the
+    log-probabilities of the sampler, of the policy before the first update and of the reference, values and
+    returns.
     """
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
@@ -417,17 +418,17 @@ class Learner:
 
     def set_reference_logprobs(self, completions: list) -> None:
         """Stores the reference's log-probabilities of each completion."""
-        for members in self.micro_batches(completions):
-            logprobs = self.reference_logprobs(self.collate(members))
-            for completion, row in zip(members, logprobs.tolist(), strict=True):
+        for micro_batch in self.micro_batches(completions):
+            logprobs = self.reference_logprobs(self.collate(micro_batch))
+            for completion, row in zip(micro_batch, logprobs.tolist(), strict=True):
                 completion.reference_logprobs = row[: len(completion.ids)]
 
     @torch.no_grad()
     def set_old_logprobs(self, completions: list) -> None:
         """Stores the policy's log-probabilities of each completion, before a rollout's first update."""
-        for members in self.micro_batches(completions):
-            (logprobs,) = self.logprobs(self.collate(members), extra="none")
-            for completion, row in zip(members, logprobs.tolist(), strict=True):
+        for micro_batch in self.micro_batches(completions):
+            (logprobs,) = self.logprobs(self.collate(micro_batch), extra="none")
+            for completion, row in zip(micro_batch, logprobs.tolist(), strict=True):
                 completion.old_logprobs = row[: len(completion.ids)]
         reshard(self.model)
 
@@ -532,7 +533,7 @@ def cosine_rate(peak: float, step: int, steps: int, warmup_ratio: float) -> floa
     return peak * (1 + math.cos(math.pi * progress)) / 2
 
 
-def truncated_ratio(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+def truncated_importance(logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
     """Returns the trainer's probability of each token over the sampler's, at most `cap` (TIS, truncated
     importance)."""
     return (logprobs - sampler_logprobs).exp().clamp(max=cap)

@@ -36,49 +36,10 @@ def n_shards() -> int:
     return 1
 
 
-def trained_gib(path: str, args, auto_class=None) -> float:
-    """Returns weights, gradients and optimizer state, as `lora_r`, `load_in_4bit` and `optim` of `args` make
-    them.
-
-    With LoRA: those of the adapter, and the frozen weights. `auto_class`: None is a causal language model.
-    """
-    model = without_weights(auto_class or transformers.AutoModelForCausalLM, load_config(path))
-    n_weights = model.num_parameters()
-    learning = 4 + 4 + MOMENTS[args.optim]  # bytes per parameter: float32 weight, gradient, moments
-    frozen = BYTES[compute_dtype(args.dtype)]
-    n_bytes = (frozen if args.lora_r else learning) * n_weights
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding) and not args.lora_r:  # its moments are never in 8 bit
-            n_bytes += (MOMENTS["adamw"] - MOMENTS[args.optim]) * module.weight.numel()
-        if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "score"):
-            n_bytes += learning * args.lora_r * (module.in_features + module.out_features)
-            if args.load_in_4bit:
-                n_bytes -= (frozen - FOUR_BIT) * module.weight.numel()
-    return n_bytes / n_shards() / GIB
-
-
-def critic_gib(path: str, args) -> float:
-    """Returns `trained_gib` of PPO's critic, which has one output in place of an LM head."""
-    return trained_gib(path, args, transformers.AutoModelForTokenClassification)
-
-
 def frozen_gib(path: str, auto_class, dtype: str = "auto") -> float:
     """Returns the weights of a model that is not trained, of which each process has a copy."""
     model = without_weights(auto_class, load_config(path))
     return model.num_parameters() * BYTES[compute_dtype(dtype)] / GIB
-
-
-def reference_gib(path: str, dtype: str = "auto") -> float:
-    """Returns the weights of the reference, sharded as the policy's."""
-    return frozen_gib(path, transformers.AutoModelForCausalLM, reference_dtype(dtype)) / n_shards()
-
-
-def vllm_gib(args) -> float:
-    """Returns what vLLM reserves: a share of the GPU; on a CPU its weights and VLLM_CPU_KVCACHE_SPACE."""
-    if torch.cuda.is_available():
-        return args.vllm_memory * card_gib()
-    weights = frozen_gib(args.model, transformers.AutoModelForCausalLM, args.dtype)
-    return weights + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])
 
 
 def card_gib() -> float:
@@ -88,46 +49,77 @@ def card_gib() -> float:
 # --- the models of a run
 
 
-def scorers_gib(args, **models: str) -> dict[str, float]:
-    """Returns {part: GiB} of those of `models` that are models, rather than nothing, a function or a
-    judge."""
-    parts = {}
-    for part, model in models.items():
-        if read_who(model, otherwise="folder").kind == "folder":
-            parts[part.replace("_", " ")] = frozen_gib(
-                model, transformers.AutoModelForSequenceClassification, args.dtype
-            )
-    return parts
+class Memory:
+    """Computes what the models of a run take, as its flags `args` make them."""
 
+    def __init__(self, args):
+        self.args = args
 
-def dpo_gib(args) -> dict[str, float]:
-    """Returns {part: GiB} of a round of DPO, which has one part in memory at a time."""
-    scorers = scorers_gib(args, reward_model=args.reward_model, gold=args.gold)
-    parts = {"scoring": sum(scorers.values()), "training: policy": trained_gib(args.model, args)}
-    if wants_vllm(args.rollout):
-        parts["sampling: vLLM"] = vllm_gib(args)
-    return parts
+    def trained(self, path: str, auto_class=None) -> float:
+        """Returns weights, gradients and optimizer state; with LoRA those of the adapter, and the frozen weights.
 
+        `auto_class`: None is a causal language model.
+        """
+        args = self.args
+        model = without_weights(auto_class or transformers.AutoModelForCausalLM, load_config(path))
+        n_weights = model.num_parameters()
+        learning = 4 + 4 + MOMENTS[args.optim]  # bytes per parameter: float32 weight, gradient, moments
+        frozen = BYTES[compute_dtype(args.dtype)]
+        n_bytes = (frozen if args.lora_r else learning) * n_weights
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Embedding) and not args.lora_r:  # its moments are never in 8 bit
+                n_bytes += (MOMENTS["adamw"] - MOMENTS[args.optim]) * module.weight.numel()
+            if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "score"):
+                n_bytes += learning * args.lora_r * (module.in_features + module.out_features)
+                if args.load_in_4bit:
+                    n_bytes -= (frozen - FOUR_BIT) * module.weight.numel()
+        return n_bytes / n_shards() / GIB
 
-def rl_gib(args, rewards: list[str], has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: the names in
-    --rewards."""
-    parts = policies_gib(args, has_reference)
-    if "preference" in rewards:
-        parts |= scorers_gib(args, reward_model=args.reward_model)
-    if "prime" in rewards:
-        parts["prime"] = trained_gib(args.model, args)
-    return parts | scorers_gib(args, gold=args.gold)
+    def critic(self, path: str) -> float:
+        """Returns `trained` of PPO's critic, which has one output in place of an LM head."""
+        return self.trained(path, transformers.AutoModelForTokenClassification)
 
+    def policies(self, has_reference: bool) -> dict[str, float]:
+        """Returns {part: GiB} of the policy, its reference and what samples from it."""
+        parts = {"policy": self.trained(self.args.model)}
+        if has_reference and not self.args.lora_r:  # with LoRA it is the policy without its adapter
+            dtype = reference_dtype(self.args.dtype)
+            reference = frozen_gib(self.args.model, transformers.AutoModelForCausalLM, dtype)
+            parts["reference"] = reference / n_shards()
+        return parts | self.sampler("vLLM")
 
-def policies_gib(args, has_reference: bool) -> dict[str, float]:
-    """Returns {part: GiB} of the policy, its reference and what samples from it."""
-    parts = {"policy": trained_gib(args.model, args)}
-    if has_reference and not args.lora_r:  # with LoRA the reference is the policy without its adapter
-        parts["reference"] = reference_gib(args.model, args.dtype)
-    if wants_vllm(args.rollout):
-        parts["vLLM"] = vllm_gib(args)
-    return parts
+    def sampler(self, part: str) -> dict[str, float]:
+        """Returns what vLLM reserves: a share of the GPU; on a CPU its weights and VLLM_CPU_KVCACHE_SPACE."""
+        if not wants_vllm(self.args.rollout):
+            return {}
+        if torch.cuda.is_available():
+            return {part: self.args.vllm_memory * card_gib()}
+        weights = frozen_gib(self.args.model, transformers.AutoModelForCausalLM, self.args.dtype)
+        return {part: weights + float(os.environ["VLLM_CPU_KVCACHE_SPACE"])}
+
+    def scorers(self, **words: str) -> dict[str, float]:
+        """Returns {part: GiB} of those of the parts that are reward models."""
+        parts = {}
+        for part, word in words.items():
+            if read_who(word, otherwise="folder").kind == "folder":
+                auto_class = transformers.AutoModelForSequenceClassification
+                parts[part.replace("_", " ")] = frozen_gib(word, auto_class, self.args.dtype)
+        return parts
+
+    def rl(self, rewards: list[str], has_reference: bool) -> dict[str, float]:
+        """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: their names."""
+        parts = self.policies(has_reference)
+        if "preference" in rewards:
+            parts |= self.scorers(reward_model=self.args.reward_model)
+        if "prime" in rewards:
+            parts["prime"] = self.trained(self.args.model)
+        return parts | self.scorers(gold=self.args.gold)
+
+    def dpo(self) -> dict[str, float]:
+        """Returns {part: GiB} of a round of DPO, which has one part in memory at a time."""
+        scorers = self.scorers(reward_model=self.args.reward_model, gold=self.args.gold)
+        parts = {"scoring": sum(scorers.values()), "training: policy": self.trained(self.args.model)}
+        return parts | self.sampler("sampling: vLLM")
 
 
 def check_memory(parts: dict[str, float], at_once: bool = True) -> str:

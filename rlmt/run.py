@@ -52,6 +52,7 @@ from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.learner import Learner
 from rlmt.model import is_sharded_launch
+from rlmt.scorers import read_who
 from utils import IS_FIRST, fail, or_warn, refuse_repeated
 
 # --- 1. arguments
@@ -103,7 +104,8 @@ class RunArgs:
     overwrite: bool = False
     """Delete an existing run folder first."""
     dry_run: bool = False
-    """Check arguments and data, print what would run, and stop before a model is loaded."""
+    """Check arguments and data, ask a judge its first request, print what would run, and stop before a model is
+    loaded."""
 
 
 @dataclass
@@ -378,34 +380,10 @@ def _identity(arguments: dict, may_differ: tuple[str, ...] = CHANGEABLE) -> dict
     return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *may_differ)}
 
 
-def _is_finished(run: Path, arguments: dict) -> bool:
-    """Tells whether a run has its summary, and is not to be longer now."""
-    if not (run / "summary.json").exists():
-        return False
-    before = json.loads((run / "config.json").read_text())["args"]
-    return all(arguments[name] <= before[name] for name in LENGTH if name in before)
-
-
 def _contents(run: Path) -> list[Path]:
     if not run.exists():
         return []
     return [path for path in run.iterdir() if path.name != "lock"]
-
-
-def _check_new_run(run: Path, args) -> None:
-    """Exits with 2 if the folder holds something that may not be replaced."""
-    if not _contents(run):
-        return
-    if args.resume:
-        fail(
-            f"{run} has no config.json, so it cannot be resumed; take --overwrite in its place, or another --out"
-        )
-    if not args.overwrite:
-        fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
-    if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
-        fail(
-            f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
-        )
 
 
 def changed_since(
@@ -422,27 +400,6 @@ def changed_since(
             if old.get(name) != value:
                 changed.append(f"{name} ({old.get(name)} -> {value})")
     return changed
-
-
-def _check_arguments(run: Path, now: dict, args) -> None:
-    """Exits with 2 if the run was started with something else than `args`, and `now`: config.json, but of this start."""
-    before = json.loads((run / "config.json").read_text())
-    changed = changed_since(before, args, now["constants"])
-    if changed:
-        fail(f"--resume: {run} was started with other arguments: {', '.join(changed)}")
-    if before["processes"] != now["processes"]:
-        fail(f"--resume: {run} was started on {before['processes']} processes, not {now['processes']}")
-
-
-def _check_inputs(run: Path, now: dict) -> None:
-    """Exits with 2 if files or models that the arguments name are not those of the run's start."""
-    before = json.loads((run / "config.json").read_text())
-    for name, digests in before.get("inputs", {}).items():  # older runs have none
-        if now["inputs"].get(name) != digests:
-            fail(
-                f"--resume: what --{name.replace('_', '-')} names is not what it was at the start of {run}; "
-                "--overwrite starts anew"
-            )
 
 
 @functools.cache  # reading the metadata of all packages takes tenths of a second
@@ -498,7 +455,7 @@ def rows_of_step(rows: list, step: int, per_step: int, *seed: int, leaves_out_re
     # a generator of its own: what else was drawn before does not change the order
     order = np.random.default_rng((*seed, epoch)).permutation(len(rows))
     chosen = order[position * per_step : (position + 1) * per_step]
-    return [rows[place] for place in chosen]
+    return [rows[index] for index in chosen]
 
 
 def plan_steps(n_rows: int, batch_size: int, epochs: float) -> int:
@@ -546,9 +503,9 @@ class Timer:
 
 def waits_for_endpoint(args) -> bool:
     """Tells whether a run waits for replies of a judge or a simulated user."""
-    simulator = getattr(args, "simulator", "")
-    is_model = bool(simulator) and ".py:" not in simulator
-    return is_model or bool(getattr(args, "judge", "")) or getattr(args, "gold", "").startswith("judge:")
+    asked = [read_who(getattr(args, name, "")) for name in ("simulator", "judge")]
+    asked.append(read_who(getattr(args, "gold", ""), otherwise="folder"))
+    return any(who.kind == "endpoint" for who in asked)
 
 
 STALL_MINUTES = 60  # a phase that takes longer ends the run
@@ -615,23 +572,70 @@ class Run:
         """The step of that checkpoint; 0 at a start."""
         self.sampler = None
         """Of a loop that generates."""
+        is_finished = False
         if self.state.is_main_process:
             if self.goes_on:
-                _check_arguments(self.folder, self.config, args)
+                is_finished = self._check_arguments()
             else:
-                _check_new_run(self.folder, args)
+                self._check_new()
         # rank 0 decides for all, as another machine's view of the folder may lag behind
-        if broadcast_object_list([self.goes_on and _is_finished(self.folder, arguments)])[0]:
+        if broadcast_object_list([is_finished])[0]:
             self.state.print(f"{self.folder} is complete; --overwrite starts it anew")
             self.state.destroy_process_group()
             sys.exit(0)
         if self.goes_on and self.state.is_main_process:
-            _check_inputs(self.folder, self.config)
+            self._check_inputs()
 
-    def start(self) -> None:
+    def _check_new(self) -> None:
+        """Exits with 2 if the folder holds something that may not be replaced."""
+        run = self.folder
+        if not _contents(run):
+            return
+        if self.args.resume:
+            fail(
+                f"{run} has no config.json, so it cannot be resumed; take --overwrite in its place, or another --out"
+            )
+        if not self.args.overwrite:
+            fail(
+                f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder"
+            )
+        if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
+            fail(
+                f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
+            )
+
+    def _check_arguments(self) -> bool:
+        """Exits with 2 if the run was started with something else; tells whether it is finished, and not to be
+        longer now."""
+        before = json.loads((self.folder / "config.json").read_text())
+        changed = changed_since(before, self.args, self.config["constants"])
+        if changed:
+            fail(f"--resume: {self.folder} was started with other arguments: {', '.join(changed)}")
+        if before["processes"] != self.config["processes"]:
+            fail(
+                f"--resume: {self.folder} was started on {before['processes']} processes, not "
+                f"{self.config['processes']}"
+            )
+        if not (self.folder / "summary.json").exists():
+            return False
+        now = self.config["args"]
+        return all(now[name] <= before["args"][name] for name in LENGTH if name in before["args"])
+
+    def _check_inputs(self) -> None:
+        """Exits with 2 if files or models that the arguments name are not those of the run's start."""
+        before = json.loads((self.folder / "config.json").read_text())
+        for name, digests in before.get("inputs", {}).items():  # older runs have none
+            if self.config["inputs"].get(name) != digests:
+                fail(
+                    f"--resume: what --{name.replace('_', '-')} names is not what it was at the start of "
+                    f"{self.folder}; --overwrite starts anew"
+                )
+
+    def start(self, has_steps: bool = True) -> None:
         """Makes the folder with config.json, command.txt and env.txt, and finds the last checkpoint.
 
-        A folder in use exits with 2.
+        A folder in use exits with 2. `has_steps`: whether steps are logged and saved there; those of DPO are
+        in the folders of its rounds, and an evaluation has none.
         """
         if self.state.is_main_process:
             command = shlex.join([sys.executable, *sys.argv])
@@ -652,12 +656,13 @@ class Run:
                 with open(self.folder / name, "a") as file:  # once per start: a resumed run has several
                     file.write(text + "\n")
         check_shared_disk(self.folder)
-        self.find_checkpoint()
+        if has_steps:
+            self.find_checkpoint()
 
     def find_checkpoint(self) -> None:
         """Finds the last whole checkpoint, if the run is resumed, and cuts the logs back to it."""
         last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
-        if self.args.resume and isinstance(self.args, RunArgs):
+        if self.args.resume:
             self.checkpoint = latest(self.folder)
             self.state.print(f"resumes from {self.checkpoint or 'the beginning'}", flush=True)
         if self.checkpoint:

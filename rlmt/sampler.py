@@ -1,8 +1,8 @@
 """Samples completions, splits them into thinking and response, and computes the metrics of a step.
 
-    sampler = policy_sampler(args, tokenizer, use_vllm=True, max_tokens=4096, max_length=5120)
-    sampler.sync(policy)                                  # the sampler has the policy's weights now
-    for place, sample in sampler.sample(prompts):         # in the order in which they end
+    sampler = policy_sampler(args, tokenizer, n_completions=512, max_prompt_tokens=1024, max_tokens=4096)
+    sampler.sync(policy.model)                            # the sampler has the policy's weights now
+    for index, sample in sampler.sample(prompts):         # in the order in which they end
         ...
     sampler.sleep()                                       # GPU memory for the update
     sampler.close()                                       # GPU memory for another model
@@ -34,7 +34,7 @@ from rlmt.learner import Policy, deal
 from rlmt.model import evaluating, is_sharded_launch
 from utils import THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
-# Nats a token by which sampler and trainer may differ. Rounding alone makes up to 0.04 in bfloat16 and 1e-5
+# Nats a token by which sampler and trainer may differ. Rounding alone accounts for up to 0.04 in bfloat16 and 1e-5
 # in float32 (docs/gpu.md); other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking budget has cut in two
@@ -84,7 +84,7 @@ class Completion:
     """PPO: the critic's value of the text before each token, at the rollout."""
     returns: list[float] | None = None
     """PPO: the targets of those values."""
-    place: int = 0
+    index: int = 0
     """Where it was among the completions of all processes, before `deal_completions`."""
     statistics: dict[str, float] = field(default_factory=dict)
     """mean_entropy and mean_kl_uniform, for rewards that read them."""
@@ -97,7 +97,7 @@ class Completion:
     def row(self) -> dict:
         """Returns the completion as rewards read it and logs keep it."""
         missing = math.isnan(self.reward)
-        # over the policy's tokens; there are none before the advantages
+        # over the policy's tokens; still empty when rewards read the row
         counted = itertools.compress(self.advantages, self.policy_mask or [1] * len(self.ids))
         return {
             "id": self.id,
@@ -133,7 +133,7 @@ def read_completion(tokenizer: Tokenizer, think_format: str, prompt: dict, sampl
     `prompt`: a row of data.load_prompts.
     """
     text = text_of(tokenizer, sample)
-    # the only place where text is taken apart; all that follows reads these parts
+    # all that follows reads these parts; only --on-bad-format null looks for tags once more
     parts = split_thinking(text, think_format, sample.finished)
     return Completion(
         id=prompt["id"],
@@ -243,9 +243,9 @@ class Transformers:
             options["synced_gpus"] = is_sharded_launch()
         with evaluating(self.model):  # else gradient checkpointing turns the KV cache off
             sequences = self.model.generate(**options)
-        for place, sequence in zip(prompts, sequences[:, width:].tolist(), strict=True):
+        for index, sequence in zip(prompts, sequences[:, width:].tolist(), strict=True):
             ids, finished = until_end(sequence, self.tokenizer, ends, sampling.stop)
-            yield place, Sample(ids, None, finished)
+            yield index, Sample(ids, None, finished)
 
     def update(self, trained: torch.nn.Module) -> None:
         """Samples from the policy from now on."""
@@ -294,31 +294,31 @@ class Sampler:
     def sample(
         self, prompts: list[list[int]], seeds: list[int] | None = None, done: Set[int] = frozenset()
     ) -> Iterator[tuple[int, Sample]]:
-        """Yields (place in `prompts`, sample) as completions end; prompts are token ids.
+        """Yields (index in `prompts`, sample) as completions end; prompts are token ids.
 
-        `done`: places to leave out. `seeds`: one for each prompt, so that `done` changes no other sample.
+        `done`: indices to leave out. `seeds`: one for each prompt, so that `done` changes no other sample.
         None: samples follow from torch's generator.
         """
-        for places in self._batches(prompts, done):
+        for indices in self._batches(prompts, done):
             batch_seeds = {}
             if seeds:
-                batch_seeds = {place: seeds[place] for place in places}
-            for place, sample in self._complete({place: prompts[place] for place in places}, batch_seeds):
-                if place not in done:
-                    yield place, sample
+                batch_seeds = {index: seeds[index] for index in indices}
+            for index, sample in self._complete({index: prompts[index] for index in indices}, batch_seeds):
+                if index not in done:
+                    yield index, sample
 
     def _batches(self, prompts: list[list[int]], done: Set[int]) -> list[list[int]]:
-        """Returns the places of each batch: vLLM's is one, transformers' are of about equally long prompts.
+        """Returns the indices of each batch: vLLM's is one, transformers' are of about equally long prompts.
 
         A batch of transformers is sampled whole if not all of it is done, as its prompts share one seed.
         """
         size = self.backend.batch_size
         if not size:
-            return [[place for place in range(len(prompts)) if place not in done]]
+            return [[index for index in range(len(prompts)) if index not in done]]
         # a batch is as wide as its longest prompt
-        longest_first = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+        longest_first = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         batches = [longest_first[start : start + size] for start in range(0, len(prompts), size)]
-        return [places for places in batches if not done.issuperset(places)]
+        return [indices for indices in batches if not done.issuperset(indices)]
 
     def _complete(self, prompts: dict[int, list[int]], seeds: dict[int, int]) -> Iterator[tuple[int, Sample]]:
         """Samples one batch; with a thinking budget in two requests: up to the budget, then the rest."""
@@ -328,34 +328,34 @@ class Sampler:
             sampling = dataclasses.replace(sampling, max_tokens=budget.close_at)
         begun = {}  # what the first request wrote
         closing = {}  # what closes its thinking
-        for place, sample in self.backend.complete(prompts, seeds, sampling, self.ends):
+        for index, sample in self.backend.complete(prompts, seeds, sampling, self.ends):
             if sample.finished or not budget:
-                yield place, sample
+                yield index, sample
             else:
-                closing[place] = budget.closing_after(sample.ids, self.tokenizer)
-                begun[place] = sample.ids + closing[place]
+                closing[index] = budget.closing_after(sample.ids, self.tokenizer)
+                begun[index] = sample.ids + closing[index]
         if not begun:
             return
 
-        longer_prompts = {place: prompts[place] + begun[place] for place in prompts if place in begun}
+        longer_prompts = {index: prompts[index] + begun[index] for index in prompts if index in begun}
         # with the first seed the first tokens' random numbers would come again
-        next_seeds = {place: seed + SECOND_SEED for place, seed in seeds.items() if place in begun}
+        next_seeds = {index: seed + SECOND_SEED for index, seed in seeds.items() if index in begun}
         sampling = dataclasses.replace(sampling, max_tokens=self.sampling.max_tokens - budget.close_at)
-        for place, sample in self.backend.complete(longer_prompts, next_seeds, sampling, self.ends):
+        for index, sample in self.backend.complete(longer_prompts, next_seeds, sampling, self.ends):
             # half of the stop string may be in each request
-            whole = begun[place] + sample.ids
+            whole = begun[index] + sample.ids
             whole, finished = until_end(whole, self.tokenizer, self.ends, sampling.stop)
             # where the thinking was closed, the closing tokens count too
             finished = finished and len(whole) <= self.sampling.max_tokens
-            yield place, Sample(whole[: self.sampling.max_tokens], None, finished, bool(closing[place]))
+            yield index, Sample(whole[: self.sampling.max_tokens], None, finished, bool(closing[index]))
 
     def sync(self, trained: torch.nn.Module) -> None:
         """Gives the sampler the weights of the policy being trained; all processes must call it."""
         self.backend.update(trained)
 
     def check(self, step: int, metrics: dict[str, float], completions: list) -> None:
-        """Stops the run when sampler and trainer disagree twice in a row: vLLM must sample from the policy's
-        weights.
+        """Warns when sampler and trainer disagree, and ends the run when they do twice in a row: vLLM must sample
+        from the policy's weights.
 
         They disagree by the mean difference of their log-probabilities, nats per token, over the tokens of a
         step.
@@ -386,7 +386,12 @@ class Sampler:
 
 
 def policy_sampler(
-    args, tokenizer: Tokenizer, n_completions: int, max_tokens: int, max_length: int, top_p: float = 1.0
+    args,
+    tokenizer: Tokenizer,
+    n_completions: int,
+    max_prompt_tokens: int,
+    max_tokens: int,
+    top_p: float = 1.0,
 ) -> Sampler:
     """Returns the sampler of a training loop, whose `sync` brings the policy; see Sampling and
     rlmt.vllm.Engine.
@@ -394,6 +399,7 @@ def policy_sampler(
     Args:
         args: those of GRPO, PPO or RLVER.
         n_completions: of a step, over all processes.
+        max_prompt_tokens, max_tokens: of a prompt, and of a completion of it.
     """
     stop = THINK_FORMATS[args.think_format].stop
     sampling = Sampling(args.temperature, max_tokens, top_p, stop)
@@ -404,7 +410,9 @@ def policy_sampler(
         # as many at once as a process samples; vLLM takes no more than it has tokens in a batch
         n_sequences = min(n_completions // n_processes, 1024)
         name = "vLLM"
-        backend = Engine(args.model, max_length, args.vllm_memory, n_sequences, args.dtype)
+        backend = Engine(
+            args.model, max_prompt_tokens + max_tokens, args.vllm_memory, n_sequences, args.dtype
+        )
     else:
         name = "transformers"
         backend = Transformers(tokenizer)
@@ -426,8 +434,8 @@ def sample_completions(prompts: list[dict], sampler: Sampler, think_format: str)
     """Samples a completion of each prompt, a row of data.load_prompts."""
     samples = dict(sampler.sample([prompt["prompt_ids"] for prompt in prompts]))
     completions = []
-    for place, prompt in enumerate(prompts):
-        completions.append(read_completion(sampler.tokenizer, think_format, prompt, samples[place]))
+    for index, prompt in enumerate(prompts):
+        completions.append(read_completion(sampler.tokenizer, think_format, prompt, samples[index]))
     return completions
 
 
@@ -451,14 +459,14 @@ def deal_completions(completions: list[Completion], accelerator: Accelerator) ->
     """Returns this process's share of all processes' completions; the shares have about equally many tokens."""
     # lists of ids and numbers, far smaller than what an update computes
     everyone = gather_object(completions)
-    for place, completion in enumerate(everyone):
-        completion.place = place
+    for index, completion in enumerate(everyone):
+        completion.index = index
     return deal(everyone, accelerator)
 
 
 def gather_in_order(dealt: list[Completion]) -> list[Completion]:
     """Returns all processes' completions in the order in which they were before `deal_completions`."""
-    return sorted(gather_object(dealt), key=attrgetter("place"))
+    return sorted(gather_object(dealt), key=attrgetter("index"))
 
 
 def check_split(prompts_per_step: int, n_processes: int, updates_per_rollout: int = 1) -> None:
@@ -480,7 +488,7 @@ def mini_batches(
         return [completions]
     order = np.random.default_rng(seed).permutation(len(completions))
     parts = np.array_split(order, n_parts)  # whole groups are not kept together: advantages are there already
-    return [[completions[place] for place in part] for part in parts]
+    return [[completions[index] for index in part] for part in parts]
 
 
 def completion_metrics(completions: list[Completion]) -> dict[str, float]:
@@ -519,8 +527,8 @@ def completion_metrics(completions: list[Completion]) -> dict[str, float]:
 def reward_metrics(rewards_P_G: torch.Tensor, name: str) -> dict[str, float]:
     """Returns mean and standard deviation of a step's rewards, without NaN (no reward).
 
-    Both are there a second time under TRL's keys, which have `name`: "preference" if that is the only reward,
-    "total" if several are combined.
+    Both are there a second time under TRL's keys, which have `name`: "preference" where
+    the total is the reward model's own score, else "total".
     """
     known = rewards_P_G[~rewards_P_G.isnan()]
     mean = known.mean().item()
@@ -543,7 +551,7 @@ def warn_of_no_lesson(step: int, metrics: dict[str, float], completions: list) -
         return
     if metrics["reward_std"] == 0:
         PartialState().print(
-            f"WARNING: all completions of this step have the reward {metrics['reward']:g}, so nothing can be learned of them; "
+            f"WARNING: all completions of this step have the reward {metrics['reward']:g}, so nothing can be learned from them; "
             "completions.jsonl in the run's folder has what each reward gave"
         )
     if metrics["think/format_ok"] == 0:

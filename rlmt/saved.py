@@ -65,10 +65,10 @@ def generate(
     done: Set[int] = frozenset(),
     **options,
 ) -> Iterator[tuple[int, Sample]]:
-    """Yields (place, sample) as completions of `prompts` (token ids) by a saved model end; see
+    """Yields (index, sample) as completions of `prompts` (token ids) by a saved model end; see
     `saved_sampler`.
 
-    Each place has its seed: neither leaving out the places in `done` nor another number of engines changes a
+    Each index has its seed: neither leaving out the indices in `done` nor another number of engines changes a
     completion.
     """
     longest = max(map(len, prompts)) + sampling.max_tokens  # what vLLM's cache must hold
@@ -76,11 +76,11 @@ def generate(
         longest += len(sampling.budget.closing)
     # torch and vLLM take 64 bits at most; those of DPO's rounds are longer if --seed is a date, say
     first_seed = seed % 2**32 * 1_000_003
-    seeds = [first_seed + place for place in range(len(prompts))]
+    seeds = [first_seed + index for index in range(len(prompts))]
     with (
         saved_sampler(model, tokenizer, sampling, longest, **options) as sampler,
         tqdm(total=len(prompts) - len(done), desc="generate") as bar,
     ):
-        for place, sample in sampler.sample(prompts, seeds, done):
+        for index, sample in sampler.sample(prompts, seeds, done):
             bar.update()
-            yield place, sample
+            yield index, sample

@@ -98,9 +98,9 @@ class Engine:
     def complete(
         self, prompts: dict[int, list[int]], seeds: dict[int, int], sampling, ends: list[int]
     ) -> Iterator[tuple[int, Sample]]:
-        """Yields (place, sample) as completions end.
+        """Yields (index, sample) as completions end.
 
-        `prompts`: token ids by place. `seeds`: by place, or empty.
+        `prompts`: token ids by index. `seeds`: by index, or empty.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -110,9 +110,9 @@ class Engine:
         parameters["detokenize"] = bool(sampling.stop)
         parameters["output_kind"] = RequestOutputKind.FINAL_ONLY
         engine = self.llm.llm_engine
-        for place, prompt in prompts.items():
-            request = SamplingParams(**parameters, seed=seeds.get(place))
-            engine.add_request(str(place), {"prompt_token_ids": prompt}, request)
+        for index, prompt in prompts.items():
+            request = SamplingParams(**parameters, seed=seeds.get(index))
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, request)
         while engine.has_unfinished_requests():
             for result in engine.step():
                 output = result.outputs[0]
@@ -308,21 +308,21 @@ class Server:
         body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         key = key_for(self.base_url, self.key_env)
 
-        async def ask(place: int) -> tuple[int, Sample]:
-            request = body | {"prompt": prompts[place], "seed": seeds.get(place)}
+        async def ask(index: int) -> tuple[int, Sample]:
+            request = body | {"prompt": prompts[index], "seed": seeds.get(index)}
             reply = await client.post("/completions", cast_to=str, body=request)
             try:
                 choice = json.loads(reply)["choices"][0]
                 if choice["finish_reason"] not in ("stop", "length"):
                     raise ValueError(choice["finish_reason"])
-                return place, Sample(choice["token_ids"], None, choice["finish_reason"] == "stop")
+                return index, Sample(choice["token_ids"], None, choice["finish_reason"] == "stop")
             except (ValueError, LookupError, TypeError) as error:
                 raise ClientError(f"no completion in HTTP 200: {reply}") from error
 
         with asyncio.Runner() as runner:
             client = open_client(self.base_url, key).with_options(max_retries=MAX_RETRIES)
             # all at once: the server has a queue
-            requests = [runner.get_loop().create_task(ask(place)) for place in prompts]
+            requests = [runner.get_loop().create_task(ask(index)) for index in prompts]
             try:
                 for reply in asyncio.as_completed(requests):
                     yield runner.run(reply)

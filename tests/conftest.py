@@ -190,6 +190,21 @@ def shared(name: str) -> Path:
     return path
 
 
+LONGEST = "test_resume test_sampler test_two_processes test_small test_bench test_wildbench test_sandbox".split()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list) -> None:
+    """Has the tests of a file run in one process, which makes their models and runs once; the longest files first."""
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    for item in items:
+        group = item.path.stem
+        if group == LONGEST[0]:  # takes three processes: for DPO, for runs on two processes, for the others
+            group += next((word for word in ("dpo", "two") if word in item.name), "")
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Has the summary tell skipped tests by their reason: one line each, without their places."""

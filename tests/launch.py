@@ -65,6 +65,14 @@ def started(words: list, output: Path, environment: dict[str, str] | None = None
     return process
 
 
+def output_of(words: list, output: Path) -> str:
+    """Runs a script to its end in a forked process; returns what it prints, which goes to the file `output`."""
+    process = started(words, output)
+    process.join()
+    assert process.exitcode == 0, output.read_text()[-4000:]
+    return output.read_text()
+
+
 def read_launch(command: list[str]) -> tuple[Namespace, dict[str, str]]:
     """Reads `python -m accelerate.commands.launch ...` of two processes; returns its arguments, and what it
     tells both."""

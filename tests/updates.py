@@ -7,7 +7,9 @@ import numpy as np
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from rlmt.learner import Learner, deal, load_policy, load_reference, whole_weights
+from rlmt.learner import Learner, Policy, deal, load_reference, whole_weights
+from rlmt.model import load_trained
+from rlmt.run import RunArgs
 from rlmt.sampler import Completion
 from script_runs import BASE, REWARD_MODEL
 import train_grpo
@@ -41,12 +43,14 @@ def stored_conversations() -> list[list[Completion]]:
 
 
 def load(accelerator, lora_r: int = 0, has_reference: bool = True) -> Learner:
-    args = train_grpo.Args(micro_batch_tokens=300, gradient_checkpointing=False, lora_r=lora_r)
-    args.learning_rate, args.weight_decay = 1e-3, 0.0
-    policy = load_policy(args, BASE, None, accelerator, 0.9, has_reference=has_reference)
-    for name, weight in policy.model.named_parameters():
+    torch.manual_seed(0)
+    model = Policy(load_trained(BASE, RunArgs(gradient_checkpointing=False, lora_r=lora_r)), 0.9)
+    for name, weight in model.named_parameters():
         if "lora_B" in name:  # else it would be zero
             weight.data.normal_(std=0.1)
+    policy = Learner(model, accelerator, 300, 1e-3, 0.0)
+    if has_reference and not lora_r:
+        policy.reference = load_reference(BASE, 0.9, accelerator)
     return policy
 
 

@@ -5,12 +5,11 @@ Run from the repository root: `pytest tests/benchmarks/test_ifbench.py`.
 
 import math
 import shutil
-import subprocess
-import sys
 
 import nltk
 import pytest
 from conftest import shared, table
+from launch import output_of
 from test_benchmarks import score, write
 
 from benchmarks import ifeval
@@ -122,10 +121,14 @@ def test_nltk_data_without_english(tmp_path):
         shutil.copytree(nltk.data.find(part), tmp_path / part)
     (tmp_path / "corpora/stopwords/english").unlink()
     (tmp_path / "corpora/stopwords/german").touch()
-    program = "import sys, nltk; nltk.data.path = sys.argv[1:]; from benchmarks import ifeval; "
-    command = [sys.executable, "-c", program + "ifeval.require_nltk_data()", tmp_path]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert "NLTK's English data is missing; run: python -m nltk.downloader" in run.stderr
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, nltk; nltk.data.path = sys.argv[1:]; from benchmarks import ifeval\n"
+        "try: ifeval.require_nltk_data()\n"
+        "except FileNotFoundError as error: print(error)\n"
+    )
+    said = output_of([program, tmp_path], tmp_path / "output")
+    assert "NLTK's English data is missing; run: python -m nltk.downloader" in said
 
 
 def test_ifeval_rows(tmp_path, exits):

@@ -156,11 +156,11 @@ def test_a_floor_is_below_all_others_of_its_group():
 
 def test_the_verdict_is_not_the_reward():
     right = row(answer="1", gets_floor=False)
-    assert scorer.verdict(right, {"math": 1.0, "factual": None}) == 1.0
-    assert scorer.verdict(right, {"math": 0.4, "factual": 1.0}) == 0.0
-    assert scorer.verdict(right | {"gets_floor": True}, {"math": None, "factual": None}) == 0.0
-    assert scorer.verdict(row(reference="a", gets_floor=False), {"math": None, "factual": 1.0}) == 1.0
-    assert scorer.verdict(row(gets_floor=False), {"math": None, "factual": None}) is None
+    assert scorer.correctness(right, {"math": 1.0, "factual": None}) == 1.0
+    assert scorer.correctness(right, {"math": 0.4, "factual": 1.0}) == 0.0
+    assert scorer.correctness(right | {"gets_floor": True}, {"math": None, "factual": None}) == 0.0
+    assert scorer.correctness(row(reference="a", gets_floor=False), {"math": None, "factual": 1.0}) == 1.0
+    assert scorer.correctness(row(gets_floor=False), {"math": None, "factual": None}) is None
 
 
 # --- 4. gold on held-out prompts

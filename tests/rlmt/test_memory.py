@@ -1,13 +1,12 @@
 """rlmt/memory.py: memory of runs that no machine of the tests could hold. test_checkpoint.py measures that
 of a small one."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import PartialState
+from launch import output_of
 from script_runs import ROOT
 from transformers import LlamaConfig, Qwen2Config
 
@@ -69,7 +68,7 @@ def test_what_is_trained_takes_what_the_page_says(name, models):
         {"lora_r": 64, "load_in_4bit": True},
         {"lora_r": 64, "load_in_4bit": True, "optim": "adamw_8bit"},
     ):
-        gib = memory.trained_gib(models[name], train_ppo.Args(**changes))
+        gib = memory.Memory(train_ppo.Args(**changes)).trained(models[name])
         found.append(f"{gib:.1f}")
     assert f"| {name} | {' | '.join(found)} |" in PAGE
 
@@ -82,14 +81,14 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypa
     llama = dict.fromkeys(("model", "reward_model"), models["Llama-3.1-8B"])
 
     args = train_ppo.Args(rollout="vllm", **train_ppo.PRESETS["paper"] | llama)
-    parts = memory.rl_gib(args, ["preference"], has_reference=True)
-    parts["critic"] = memory.critic_gib(args.model, args)
+    parts = memory.Memory(args).rl(["preference"], has_reference=True)
+    parts["critic"] = memory.Memory(args).critic(args.model)
     held = {"policy": 14.96, "reference": 1.87, "reward model": 13.98, "critic": 13.98}
     assert parts == pytest.approx(held | {"vLLM": args.vllm_memory * there}, abs=0.01)
     assert sum(parts.values()) < 0.9 * there
     assert sum(held.values()) < 0.85 * there
     args = train_dpo.Args(rollout="vllm", **train_dpo.PRESETS["paper"] | llama)
-    assert max(memory.dpo_gib(args).values()) < 0.9 * there
+    assert max(memory.Memory(args).dpo().values()) < 0.9 * there
 
 
 def test_what_does_not_fit_is_refused(exits):
@@ -99,13 +98,12 @@ def test_what_does_not_fit_is_refused(exits):
     assert memory.check_memory(too_much, at_once=False)  # one after the other
 
 
-def test_a_step_of_8b_on_eight_gpus(models):
+def test_a_step_of_8b_on_eight_gpus(models, tmp_path):
     """Of tensors without values, on a group without processes; docs/gpu.md has the figures."""
-    command = [sys.executable, "tests/fake_step.py", models["Llama-3.1-8B"]]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = output_of(["tests/fake_step.py", models["Llama-3.1-8B"]], tmp_path / "output")
     weights, forward, backward, held = map(float, said.split()[-4:])
     args = SimpleNamespace(lora_r=0, load_in_4bit=False, optim="adamw", dtype="auto")
-    assert held == pytest.approx(memory.trained_gib(models["Llama-3.1-8B"], args) / 8, rel=0.01)
+    assert held == pytest.approx(memory.Memory(args).trained(models["Llama-3.1-8B"]) / 8, rel=0.01)
     assert weights == pytest.approx(held / 4, rel=0.01)
     in_forward = f"{forward - weights:.1f}"
     in_backward = f"{backward - 2 * weights:.1f}"

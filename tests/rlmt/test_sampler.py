@@ -5,7 +5,6 @@ An engine and servers of vLLM run for real on the CPU, and transformers is compa
 
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import tiny_config
+from launch import started
 from script_runs import BASE, ROOT, forget_vllm
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
@@ -291,11 +291,12 @@ next(generate("{BASE}", [[1]], tokenizer, Sampling(0.0, 20), log=Path("/dev/null
 """
 
 
-def test_a_killed_run_leaves_no_server():
-    run = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+def test_a_killed_run_leaves_no_server(tmp_path):
+    (tmp_path / "owner.py").write_text(OWNER)
+    run = started([tmp_path / "owner.py"], tmp_path / "output")
     found = psutil.Process(run.pid).children
     while len(found(recursive=True)) < 2:  # the server, which is still starting, and its keeper
-        assert run.poll() is None
+        assert run.is_alive()
         time.sleep(0.1)
     processes = found(recursive=True)
     run.kill()

@@ -8,11 +8,11 @@ a flag that is read and not used, or used where another belongs, changes the wei
 import math
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
@@ -241,9 +241,11 @@ def test_updates_of_dpo_have_the_rates_of_its_schedule(run):
         assert row["learning_rate"] == pytest.approx(rate) and used[step] == (row["learning_rate"], 0.1)
 
 
-def test_every_rank_draws_differently_and_a_resume_draws_the_same():
+def test_every_rank_draws_differently_and_a_resume_draws_the_same(monkeypatch):
     draws = []
+    monkeypatch.setattr(PartialState(), "num_processes", 2)
     for step, rank in ((1, 0), (1, 1), (2, 0), (1, 0)):
-        seed_step(3, step, SimpleNamespace(num_processes=2, process_index=rank))
+        monkeypatch.setattr(PartialState(), "process_index", rank)
+        seed_step(3, step)
         draws.append((torch.rand(1).item(), np.random.rand()))
     assert len(set(draws)) == 3 and draws[0] == draws[3]
