@@ -406,7 +406,7 @@ def main(args: Args) -> None:
         args,
         tokenizer,
         n_completions=args.prompts_per_step * args.group_size,
-        max_prompt_tokens=args.max_tokens - args.max_turn_tokens,
+        max_prompt_tokens=max_context,
         max_tokens=args.max_turn_tokens,
     )
     dense_rewards = [TurnRewards(args.turn_weight)] if args.turn_weight else []
