@@ -206,9 +206,9 @@ def read_constraints(text: str, prompt: str) -> dict:
     `text`: a Python list with one dict: names as `instruction_id`, and a dict or None for each as `kwargs`.
     Raises Dropped if our checkers, which are IFEval's and IFBench's, lack one of them.
     """
-    from benchmarks import ifeval  # its checkers take seconds to import
+    from rlmt import instructions  # its checkers take seconds to import
 
-    or_fail(ifeval.require_nltk_data)
+    or_fail(instructions.require_nltk_data)
     try:
         [constraints] = ast.literal_eval(text)
         kwargs = [arguments or {} for arguments in constraints["kwargs"]]
@@ -216,7 +216,7 @@ def read_constraints(text: str, prompt: str) -> dict:
     except (SyntaxError, ValueError, TypeError, KeyError) as error:
         raise BadInput(f"constraints in 'ground_truth': {error}") from error
     try:
-        ifeval.make_checkers(fields | {"key": "", "prompt": prompt})
+        instructions.make_checkers(fields | {"key": "", "prompt": prompt})
     except ValueError as error:
         raise Dropped("constraint_of_another_verifier") from error
     return fields
