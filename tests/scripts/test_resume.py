@@ -321,7 +321,7 @@ def test_what_rlver_writes(name, group_size, whole):
     assert (run / "page.html").exists()
     # an evaluation gives the model the context that it was trained in
     args = eval_sentient.Args(model=str(run / "model"))
-    eval_sentient.TestedModel(args)
+    eval_sentient.Partner(args)
     assert args.keep_thinking and not args.ask_thinking
 
 
