@@ -336,7 +336,7 @@ def dry_run(words: list[str], made: tuple[str, ...]) -> str:
         text = log.read().strip()
     if not process.exitcode:
         return ""
-    error = text.rpartition("\n")[2].removeprefix("error: ")
+    error = text.rpartition("error: ")[2]  # or all of it
     for name in re.findall(r"[\w.-]*(?:/[\w.-]+)+", error):
         if (HERE / name).exists():
             continue
@@ -477,7 +477,8 @@ def main(args: Args) -> None:
         jobs = plan(wanted, args.seeds, blocks, root)
         commands = all_commands(jobs, variables)
         print_costs(commands)
-        check(commands)
+        if commands:
+            check(commands)
         if not args.dry_run:
             run_jobs(jobs, variables, root)
             tables.render(args.results, rows)
