@@ -393,7 +393,7 @@ def test_the_dry_run_tries_every_command(tmp_path, monkeypatch, capsys):
     assert problems.pop("typo") == "wrong: --betta is no flag; do you mean --beta?"
     assert problems.pop("reward").startswith("wrong: 'brief.py:brief' is not file.py:function")
     assert "Invalid choice" in problems.pop("choice") and "invalid choice 'tagged'" in printed.out
-    assert problems.pop("script").startswith("wrong: ") and "'train_gpro.py'" in printed.out
+    assert problems.pop("script").startswith("wrong: ") and "train_gpro.py'" in printed.out
     assert not problems
     assert stop.value.code == 2 and "4 of 11 commands are wrong" in printed.err
 
