@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import forkserver, get_context
 from pathlib import Path
 
+import huggingface_hub.constants
 import tyro
 
 from experiments import tables
@@ -318,7 +319,7 @@ def start_server() -> None:
     before = dict(os.environ)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        urllib.request.urlopen("https://huggingface.co", timeout=5)
+        urllib.request.urlopen(huggingface_hub.constants.ENDPOINT, timeout=5)
     except OSError:
         os.environ["HF_HUB_OFFLINE"] = "1"
     forkserver.set_forkserver_preload(["reproduce", *(path.stem for path in HERE.glob("*_*.py"))])
@@ -336,7 +337,7 @@ def dry_run(words: list[str], made: tuple[str, ...]) -> str:
         text = log.read().strip()
     if not process.exitcode:
         return ""
-    error = text.rpartition("\n")[2].removeprefix("error: ")
+    error = text.rpartition("error: ")[2]  # or all of it
     for name in re.findall(r"[\w.-]*(?:/[\w.-]+)+", error):
         if (HERE / name).exists():
             continue
@@ -477,7 +478,8 @@ def main(args: Args) -> None:
         jobs = plan(wanted, args.seeds, blocks, root)
         commands = all_commands(jobs, variables)
         print_costs(commands)
-        check(commands)
+        if commands:
+            check(commands)
         if not args.dry_run:
             run_jobs(jobs, variables, root)
             tables.render(args.results, rows)

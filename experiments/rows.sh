@@ -12,8 +12,8 @@
 # 4096 for other rlhf and sft-plain, and what is trained with --think-format plain.
 #
 # An interrupted line goes on with the same command. BLOCK=NAME runs one stage, preparation or training of a row alone, and
-# BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, with what they cost; LIST=1 a line KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS
-# for each block, whose FOLDER is that of its runs in results/.
+# BLOCK=TABLE/NAME the evaluation of a row. SHOW=1 prints the commands instead, with what they cost; LIST=1 prints a line
+# KIND|BLOCK|FOLDER|EVALUATIONS|NEEDS for each block, whose FOLDER is that of its runs in results/.
 : "${SEED:=0}" "${RESULTS:=results}"
 : "${LAUNCH:=accelerate launch --config_file accelerate/8gpu_fsdp2.yaml}"
 # -as-released: presets with the values of the paper's released code, where they differ from the paper's

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -19,16 +18,16 @@ import reproduce
 import rewards
 from benchmarks import scoring
 from experiments import tables
-from rlmt.run import constants
 
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
 ROWS = reproduce.table_rows(BLOCKS)
 
 
-def parse_words(words: list[str], parse):
+def parse_line(line: str, parse):
     """Parses a command as its script does; of a server and its command ("... -m data.toy.judge -- ...") the
     latter."""
+    words = shlex.split(line, comments=True)
     words = words[words.index("--") + 1 :] if "--" in words else words
     return parse(*split_command(shlex.join(words)))
 
@@ -105,8 +104,8 @@ def row_of(config: str) -> str:
 
 def args_of(row: str, parse):
     """Returns the arguments with which --as-released trains a row of the paper's."""
-    [words] = reproduce.commands_of(BLOCKS[row].command, {"RESULTS": "r", "AS_RELEASED": "-as-released"})
-    return parse_words(words, parse)
+    [line] = reproduce.commands_of(BLOCKS[row].command, {"RESULTS": "r", "AS_RELEASED": "-as-released"})
+    return parse_line(line, parse)
 
 
 @pytest.mark.parametrize("name, config", released_configs().items())
@@ -152,9 +151,9 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
             variants.append("-as-released")
         for released in variants:
             variables = {"RESULTS": "r", "AS_RELEASED": released}
-            for words in reproduce.commands_of(block.command, variables):
-                if "experiments/evaluate.sh" not in words and words[0] != "sed":
-                    parsed[block.name, released] = parse_words(words, parse)
+            for line in reproduce.commands_of(block.command, variables):
+                if "experiments/evaluate.sh" not in line and not line.startswith("'sed'"):
+                    parsed[block.name, released] = parse_line(line, parse)
     assert len(parsed) > 250
     for args in parsed.values():
         if hasattr(args, "rewards"):
@@ -321,13 +320,11 @@ if "--resume" in words:
 """
 
 
-def experiments(folder: Path, monkeypatch, lines: str) -> dict[str, reproduce.Block]:
-    """Returns the blocks of a file of one's own, whose commands leave a folder, and a word in `order`."""
+def experiments(folder: Path, monkeypatch, lines: str, settings: str) -> dict[str, reproduce.Block]:
+    """Returns the blocks of a file of one's own."""
     (folder / "experiments").mkdir()
-    (folder / "job.py").write_text(JOB)
-    job = f"python {folder}/job.py"
-    settings = f'set -e\nLAUNCH="{job}"\nEVALUATE="{job}"\n. experiments/rows.sh\n\n'
-    (folder / "experiments" / "mine.sh").write_text(settings + lines.replace("JOB", job))
+    text = f"set -e\n{settings}\n. experiments/rows.sh\n\n{lines}"
+    (folder / "experiments" / "mine.sh").write_text(text)
     monkeypatch.setattr(reproduce, "EXPERIMENTS", folder / "experiments")
     return reproduce.read_blocks()
 
@@ -338,7 +335,7 @@ def make(root: Path, *files: str) -> None:
         (root / file).write_text("{}")
 
 
-CHAIN = """prepare data JOB --out "$RESULTS/data"
+CHAIN = """prepare data $LAUNCH --out "$RESULTS/data"
 stage sft needs data sft
 
 # It takes an hour.
@@ -347,63 +344,58 @@ row mine/broken from sft grpo --fail
 """
 
 
-def planned(root: Path, blocks: dict, *names: str) -> list[tuple[reproduce.Block, int]]:
-    args = reproduce.Args(table=("mine",), seeds=(0, 1))
-    return reproduce.plan(args, [blocks[name] for name in names], blocks, root)
-
-
 def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch):
-    blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    jobs = planned(tmp_path, blocks, "mine/rl")
-    reproduce.run_jobs(jobs, reproduce.Args(), tmp_path)
+    (tmp_path / "job.py").write_text(JOB)  # leaves a folder, and a word in `order`
+    job = f'"python {tmp_path}/job.py"'
+    blocks = experiments(tmp_path, monkeypatch, CHAIN, f"LAUNCH={job} EVALUATE={job}")
+    variables = {"RESULTS": str(tmp_path)}
+
+    def planned(name: str) -> list[reproduce.Job]:
+        return reproduce.plan([blocks[name]], (0, 1), blocks, tmp_path)
+
+    reproduce.run_jobs(planned("mine/rl"), variables, tmp_path)
     done = "data sft-s0 rl-s0 rl-s0--gold sft-s1 rl-s1 rl-s1--gold"
     assert (tmp_path / "order").read_text().split() == done.split()
-    assert planned(tmp_path, blocks, "mine/rl") == []
+    assert planned("mine/rl") == []
 
     (tmp_path / "rl-s1--gold" / "summary.json").unlink()  # interrupted; its data is made again
-    assert planned(tmp_path, blocks, "mine/rl") == [(blocks["data"], 0), (blocks["mine/rl"], 1)]
-    with pytest.raises(SystemExit, match="broken s0 failed; its log is .* goes on from here"):
-        reproduce.run_jobs(planned(tmp_path, blocks, "mine/broken"), reproduce.Args(), tmp_path)
+    assert planned("mine/rl") == [(blocks["data"], 0), (blocks["mine/rl"], 1)]
+    with pytest.raises(SystemExit, match="broken s0 failed; its log is .* continues from here"):
+        reproduce.run_jobs(planned("mine/broken"), variables, tmp_path)
 
 
-def test_a_finished_run_whose_line_was_edited_is_named(exits, tmp_path, monkeypatch):
-    blocks = experiments(tmp_path, monkeypatch, CHAIN)
-    words = reproduce.commands_of(blocks["rl"].command, {"SEED": "0", "RESULTS": str(tmp_path)})[0]
-    module, arguments = reproduce.parse(words)
-    make(tmp_path, "rl-s0/command.txt", "rl-s0/summary.json", "rl-s0--gold/summary.json")
-    config = {"args": vars(arguments), "constants": constants(vars(module))}
-    (tmp_path / "rl-s0" / "config.json").write_text(json.dumps(config))
-    assert (blocks["mine/rl"], 0) not in planned(tmp_path, blocks, "mine/rl")
-    lines = blocks["rl"].file.read_text()
-    blocks["rl"].file.write_text(lines.replace("--steps 3", "--steps 4 --beta 0.5"))
-    error = exits(planned, tmp_path, blocks, "mine/rl")
-    assert "rl-s0 is done" in error and "steps (3 -> 4), beta (0.001 -> 0.5)" in error
+# of the model from which the chain of a run starts, of data that are not there yet, and without the hub
+TRIED = """prepare data python -m data.toy.world --out "$RESULTS/data"
+stage sft needs data sft --preset toy --traces "$RESULTS/data/sft_traces.jsonl"
+row mine/good from sft grpo $GRPO
+row mine/typo from sft grpo $GRPO --betta 0
+row mine/choice from sft grpo $GRPO --think-format tagged
+row mine/reward from sft grpo $GRPO --rewards brief.py:brief:1
+stage script from sft gpro
+stage hub sft --model meta-llama/Llama-3.1-8B
+"""
 
 
-def test_missing_data_and_checkpoints_are_named_before_days_of_training(exits, tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "HERE", tmp_path)
-    shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
-    args = reproduce.Args(table=("1",), row=("llama3.1-8b-rlmt",), run=True, results=tmp_path)
-    error = exits(reproduce.main, args)
-    for path in ("data/traces.jsonl", "data/wildchat_if.jsonl", "data/alpacaeval2", "data/mmlu_redux"):
-        assert path in error
-    args = reproduce.Args(table=("3",), row=("qwen2.5-7b-rlmt-ppo-as-released",), run=True, results=tmp_path)
-    assert "checkpoints/qwen2.5-7b-rlmt-ppo" in exits(reproduce.main, args)
-    asked = "python train_grpo.py --rewards process:1 --reward-args process.model=data/toy/sums.py:steps"
-    assert reproduce.inputs_of(asked.split()) == {"data/toy/sums.py", "data/wildchat_if.jsonl"}
-    assert "--beta" in exits(reproduce.parse, ["python", "train_grpo.py", "--betta", "0"])
-    assert "there is no train_gpro.py" in exits(reproduce.parse, ["python", "train_gpro.py"])
-    unknown = ["python", "train_grpo.py", "--think-format", "tagged"]
-    assert "invalid choice 'tagged' for argument '--think-format'" in exits(reproduce.parse, unknown)
-
-
-def test_judges_are_tried_before_days_of_training_but_not_one_that_a_command_serves(exits, tmp_path):
-    args = reproduce.Args(judge_flags="--budget 20")
-    assert "--budget needs --price" in exits(reproduce.judge_flags, args)
-    judged = ["python", "eval_wildbench.py", "--judge", f"local:{tmp_path}/judge"]
-    assert f"{tmp_path}/judge" in exits(reproduce.check_inputs, [judged], reproduce.Args(), tmp_path)
-    served = "python -m data.toy.judge -- python train_grpo.py --preset toy --judge toy-judge".split()
-    reproduce.check_inputs([served], reproduce.Args(), tmp_path)
+def test_the_dry_run_tries_every_command(tmp_path, monkeypatch, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": str(n), "messages": [{"role": "user", "content": f"{n}?"}]} for n in range(64)]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    grpo = f'GRPO="--preset toy --prompts {prompts}"'
+    evaluate = f'EVALUATE="python eval_wildbench.py --judge data/toy/world.py:judge --tasks {prompts}"'
+    blocks = experiments(tmp_path, monkeypatch, TRIED, f"LAUNCH=python {grpo} {evaluate}")
+    jobs = reproduce.plan(list(blocks.values()), (0,), blocks, tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        reproduce.check(reproduce.all_commands(jobs, {"RESULTS": str(tmp_path)}))
+    printed = capsys.readouterr()
+    problems = dict(re.findall(rf"^{tmp_path}/(\S+)-s0: (.*)$", printed.out, re.MULTILINE))
+    assert problems.pop("sft") == f"not checked before {tmp_path}/data/sft_traces.jsonl is made"
+    assert problems.pop("hub") == "not checked without the hub, which has meta-llama/Llama-3.1-8B"
+    assert problems.pop("typo") == "wrong: --betta is no flag; do you mean --beta?"
+    assert problems.pop("reward").startswith("wrong: 'brief.py:brief' is not file.py:function")
+    assert "Invalid choice" in problems.pop("choice") and "invalid choice 'tagged'" in printed.out
+    assert problems.pop("script").startswith("wrong: ") and "train_gpro.py'" in printed.out
+    assert not problems
+    assert stop.value.code == 2 and "4 of 11 commands are wrong" in printed.err
 
 
 def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
@@ -433,22 +425,18 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("all is done in ")
 
 
-def test_a_dry_run_counts_what_is_left_and_a_judge_of_ones_own_is_asked(tmp_path, capsys):
-    args = reproduce.Args(table=("1",), row=("llama3.1-8b-rlmt",), run=True, dry_run=True, results=tmp_path)
-    reproduce.main(args)
-    printed = capsys.readouterr().out
-    assert "train_grpo.py: 1 runs; at 8B, by the paper's README, 62 H100-hours" in printed
-    assert "judge gpt-4o: 1829 calls" in printed and "judge gpt-4.1: 1096 calls" in printed
+def test_costs_of_a_row_and_a_judge_of_ones_own(tmp_path, capsys):
+    jobs = reproduce.plan([ROWS["1"]["llama3.1-8b-rlmt"]], (0,), BLOCKS, tmp_path)
+    reproduce.print_costs(reproduce.all_commands(jobs, {"RESULTS": str(tmp_path)}))
+    costs = capsys.readouterr().out.splitlines()
+    assert costs[0].startswith("82 H100-hours")
+    assert costs[1:] == ["1829 calls of the judge gpt-4o", "1096 calls of the judge gpt-4.1"]
 
-    reproduce.main(replace(args, judge="mine", judge_url="http://localhost:1/v1"))
-    assert "judge mine: 2925 calls" in capsys.readouterr().out
-    variables = reproduce.variables_of(replace(args, judge="mine", judge_url="http://u/v1"), tmp_path, 0)
-    command = ["bash", "experiments/evaluate.sh", "MODEL", "NAME", "wildbench", "arenahard2"]
-    for words in reproduce.commands_of(command, variables):
-        assert (
-            words[words.index("--judge") + 1] == "mine"
-            and words[words.index("--judge-url") + 1] == "http://u/v1"
-        )
+    args = reproduce.Args(judge="mine", judge_url="http://u/v1")
+    commands = reproduce.all_commands(jobs, reproduce.variables_of(args, tmp_path))
+    reproduce.print_costs(commands)
+    assert "\n2925 calls of the judge mine\n" in capsys.readouterr().out
+    assert sum("'--judge' 'mine'" in line and "'--judge-url' 'http://u/v1'" in line for line in commands) == 4
 
 
 # --- demo.sh
