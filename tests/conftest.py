@@ -407,14 +407,11 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
     ):
         folders[name] = str(tmp_path_factory.mktemp(f"reward_{name}"))
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders[family])
-        if name == "pad_eos":
-            tokenizer.pad_token = tokenizer.eos_token
         torch.manual_seed(0)
         model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=1))
-        if name == "pad_eos":  # initialisation sets the pad token's embedding to zero
-            model.load_state_dict(
-                LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict()
-            )
+        if name == "pad_eos":
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.eos_token_id
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders

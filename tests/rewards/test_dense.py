@@ -1,17 +1,16 @@
-"""Dense rewards by hand and against naive loops; where a step ends; PRIME's formula, its learning and its
-checkpoint."""
+"""Dense rewards by hand and against naive loops; where a step ends; PRIME's formula and its learning."""
 
 import copy
 import math
-import random
 from statistics import fmean
 
 import pytest
 import torch
 from conftest import tiny_config
+from updates import stored_completions
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from rlmt import checkpoint, learner
+from rlmt import learner
 from rlmt.model import start_accelerator
 from rlmt import sampler as rollout
 
@@ -19,7 +18,7 @@ import rewards
 import train_grpo
 from rewards import dense
 
-# --- numbers
+# --- advantages and steps
 
 
 def test_token_advantages_is_the_naive_loop():
@@ -43,104 +42,55 @@ def test_token_advantages_is_the_naive_loop():
                 assert got[i, t].item() == pytest.approx(centred.get((i, k), 0.0) / scale, abs=1e-5)
 
 
-# --- steps
+def test_a_step_is_rewarded_on_the_token_that_ends_it(tokenizer):
+    """A step ends within the second token; the rewards are how much the probability rises."""
+    ids = tokenizer("I have 12 dollars.", add_special_tokens=False)["input_ids"]
+    first, second = [len(tokenizer.decode(ids[:n])) for n in (1, 2)]
+    one = rollout.Completion("i", [], [1], ids, text=tokenizer.decode(ids))
+    steps = [(first, 0.5), (first + 1, 0.25), (second + 1, 0.75)]
+    values, events = dense.ProcessReward(lambda messages, text: steps, 1.0, tokenizer).token_rewards([one])
+    assert values[0, :4].tolist() == [0.5, -0.25, 0.5, 0.0] and events.sum() == 3
+    assert one.rewards == {"process": 0.75}
 
 
-# --- in the loops
-
-
-class Lengths:
-    """A source as those of dense.py: 1 on the second token, the length on the last."""
-
-    weight = 0.5
-    scaled = True
-
-    def token_rewards(self, completions):
-        values = torch.zeros(len(completions), max(len(c.ids) for c in completions))
-        for n, one in enumerate(completions):
-            values[n, 1] = 1.0
-            values[n, len(one.ids) - 1] += len(one.ids)
-        return values, values != 0
+# --- PRIME; test_resume.py resumes a run with it, test_rlver.py adds token advantages to those of the outcome
 
 
 def random_completions(n: int) -> list[rollout.Completion]:
-    draw = random.Random(0)
-    completions = []
-    for i in range(n):
-        ids = draw.choices(range(5, 200), k=draw.randrange(3, 12))
-        one = rollout.Completion(id=str(i), messages=[], prompt_ids=[5 + i, 6, 7, 8], ids=ids, reward=1.0)
-        one.advantages = [0.25] * len(ids)
-        if i > 0:
-            one.correct = float(i % 2)
-        completions.append(one)
+    """Makes completions, every second of which is right."""
+    [completions] = stored_completions(n, 1)
+    for i, one in enumerate(completions):
+        one.advantages = [0.25] * len(one.ids)
+        one.reward = 1.0
+        one.correct = float(i % 2)
+    completions[0].correct = None
     return completions
 
 
-def test_grpo_adds_token_advantages_to_those_of_the_outcome():
-    completions = random_completions(8)
-    completions[3].reward = math.nan  # nothing is learned from it
-    values, events = Lengths().token_rewards(completions)
-    known = torch.tensor([[not math.isnan(one.reward)] for one in completions])
-    expected = 0.25 + 0.5 * dense.token_advantages(values, events & known, 4, scale=True)
-    dense.add_advantages(Lengths(), completions, 4, scale=True)
-    for one, row_ in zip(completions, expected, strict=True):
-        assert one.advantages == pytest.approx(row_[: len(one.ids)].tolist())
-    assert completions[3].advantages == [0.25] * len(completions[3].ids)
-
-
-def prime(tokenizer, folder, resume_from=None):
-    """PRIME's model beside a policy that starts the same; its checkpoint folder, if it goes on from one."""
-    args = train_grpo.Args(
-        model=str(folder / "start"), gradient_checkpointing=False, temperature=1.0, micro_batch_tokens=40
-    )
-    if not (folder / "start").exists():
-        torch.manual_seed(0)
-        start = LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.02))
-        start.save_pretrained(folder / "start")
-    policy = learner.load_policy(args, args.model, None, start_accelerator(), has_reference=True)
-    options = {"beta": 0.5, "learning_rate": 1e-2}
-    part = rewards.Part("prime", 1.0, None, [], options, "")
-    source = dense.ImplicitReward(args, part, resume_from, policy)
-    if resume_from:
-        checkpoint.load_optimizer(resume_from, "prime", source.learner.optimizer)
-    return source
-
-
 def test_prime_is_the_log_ratio_and_learns_what_is_right(tokenizer, tmp_path):
-    source = prime(tokenizer, tmp_path)
+    torch.manual_seed(0)
+    LlamaForCausalLM(tiny_config(tokenizer, initializer_range=0.02)).save_pretrained(tmp_path)
+    args = train_grpo.Args(model=str(tmp_path), gradient_checkpointing=False, micro_batch_tokens=200)
+    policy = learner.load_policy(args, args.model, None, start_accelerator(), 0.7, has_reference=True)
+    part = rewards.Part("prime", 1.0, None, [], {"beta": 0.5, "learning_rate": 1e-2}, "")
+    source = dense.ImplicitReward(args, part, None, policy)
     completions = random_completions(8)
     values, events = source.token_rewards(completions)
     assert values.abs().max() < 1e-5 and source.metrics["prime/loss"] == pytest.approx(math.log(2), abs=1e-5)
-    for one, marks in zip(completions, events, strict=True):
-        assert marks.sum() == len(one.ids)
+    assert events.sum(1).tolist() == [len(one.ids) for one in completions]
 
-    before = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+    before = AutoModelForCausalLM.from_pretrained(tmp_path)
     now = copy.deepcopy(learner.unwrap(source.learner.model))
     values, _ = source.token_rewards(completions)
     for one, found in zip(completions, values, strict=True):
         ids = torch.tensor([one.prompt_ids + one.ids])
-        n = len(one.prompt_ids)
-        with torch.no_grad():
-            ratios = [m(ids).logits[0, n - 1 : -1].log_softmax(-1) for m in (now, before)]
-        picked = [r[torch.arange(len(one.ids)), one.ids] for r in ratios]
-        torch.testing.assert_close(found[: len(one.ids)], 0.5 * (picked[0] - picked[1]), atol=1e-5, rtol=1e-3)
+        logprobs = []
+        for model in (now, before):
+            every = (model(ids).logits[0, len(one.prompt_ids) - 1 : -1] / 0.7).log_softmax(-1)
+            logprobs.append(every.gather(-1, torch.tensor(one.ids)[:, None])[:, 0])
+        expected = 0.5 * (logprobs[0] - logprobs[1])
+        torch.testing.assert_close(found[: len(one.ids)], expected, atol=1e-5, rtol=1e-3)
         assert one.rewards["prime"] == pytest.approx(found.sum().item(), abs=1e-5)
     for _ in range(60):
         source.token_rewards(completions)
     assert source.metrics["prime/accuracy"] == 1.0 and source.metrics["prime/loss"] < 0.1
-
-
-def test_prime_goes_on_from_a_checkpoint(tokenizer, tmp_path):
-    """Three steps, and two steps and one after a resume: the same bits."""
-    completions = random_completions(8)
-    whole = prime(tokenizer, tmp_path)
-    for _ in range(2):
-        whole.token_rewards(completions)
-    checkpoint.save_weights(tmp_path / "saved" / "prime", whole.learner.model, merge=False)
-    checkpoint.save_optimizer(tmp_path / "saved", "prime", whole.learner.optimizer)
-    whole.token_rewards(completions)
-    resumed = prime(tokenizer, tmp_path, resume_from=tmp_path / "saved")
-    resumed.token_rewards(completions)
-    expected = learner.unwrap(whole.learner.model).state_dict()
-    for name, weight in learner.unwrap(resumed.learner.model).state_dict().items():
-        assert torch.equal(weight, expected[name]), name

@@ -38,22 +38,18 @@ def test_mark(judge):
         "d": '{"reason": "It writes </think> twice", "mark": 9}',
         "e": '{"mark": 11}',
         "f": '{"mark": true}',
-        "g": "",
-        "h": '{"mark": 7',
         "i": '{"mark": NaN}',
         "j": '{"mark": 3} {"mark": 9}',
         "k": '<think>{"mark": 7}</think> I cannot say.',
         "l": "[" * 5000,
-        "o": '<think>Perhaps {"mark": 7}',
         "p": '<think>a</think>\n<think>Perhaps {"mark": 7}',
         "q": '<|channel|>analysis<|message|>{"mark": 7}',
         "m": (500, b"oops"),
-        "n": (400, b"no"),
     }
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name) for name in replies] + [row("  "), row("a", gets_floor=True)]
     # an empty response is worth less than any mark; what gets a floor is judged by nobody
-    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0, 0.9] + [None] * 13 + [0.0, None]
+    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0, 0.9] + [None] * 9 + [0.0, None]
     assert "Q?" in client.server.requests[0][0]["messages"][0]["content"]
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000
@@ -98,14 +94,13 @@ def test_rubric(judge):
         "b": '{"1": "yes", "2": "no", "3": "yes", "4": "yes"}',
         "c": '{"1": "yes", "2": "no", "4": "yes"}',
         "d": '{"1": "yes", "2": "perhaps", "3": "no"}',
-        "e": "{}",
         "f": '{"1": "no", "2": "no", "3": "yes"}',
         "g": '["yes", "yes", "yes"]',
     }
     corrected = iter(['{"1": "yes", "2": "no"}', '{"1": "yes", "2": "no", "3": "no"}'])
     client = judge(lambda text: replies.get(answer_in(text)) or next(corrected))
     rows = [row(name, rubric=RUBRIC) for name in [*replies, "incomplete", ""]]
-    assert judged.rubric(rows, client) == near([0.65, None, None, None, None, 0.15, None, 0.5, 0.0])
+    assert judged.rubric(rows, client) == near([0.65, None, None, None, 0.15, None, 0.5, 0.0])
 
 
 # --- a judge as gold

@@ -110,27 +110,17 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
 
 BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and how many calls that takes
     "unclosed thinking": (completion("<think> 9", "length"), "<think> 9", 1),
-    "cut off in its reasoning": (completion(None, "length", reasoning_content="9"), "", 1),
-    "no usage, no reason": ((200, {"choices": [{"message": {"content": "7"}}]}), "7", 1),
     "no number in usage": ((200, {**completion("7")[1], "usage": {"prompt_tokens": "n/a"}}), "7", 1),
     "another model": ((200, {**completion("7")[1], "model": ["other"]}), "7", 1),
     "content filter": (completion("7", "content_filter"), "filtered", 1),
     "refusal": (completion(None, refusal="I will not"), "I will not", 1),
-    "content null": (completion(None), "no completion", 3),
     "blank": (completion(" \n"), "no completion", 3),
     "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
-    "finish_reason abort": (completion("7", "abort"), "no completion", 3),
     "tool call": (completion(None, "tool_calls", tool_calls=[{}]), "no completion", 3),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
-    "no choices": ((200, {"choices": []}), "no completion", 3),
     "content in parts": (completion([{"type": "text", "text": "7"}]), "no completion", 3),
-    "parts cut off": (completion([{"type": "text", "text": "7"}], "length"), "no completion", 3),
     "a thousand brackets": ((200, b"[" * 99_999), "no completion", 3),
     "event stream": ((200, b'data: {"choices": []}\n\ndata: [DONE]'), "[DONE]", 3),
-    "error in 200": ((200, {"error": {"message": "upstream"}}), "upstream", 3),
-    "cut JSON": (Fault("truncated JSON"), "no completion", 3),
-    "content that is no text": (completion({"score": 7}), "no completion", 3),
-    "HTML": ((200, b"<html>Sign in</html>"), "Sign in", 3),
     "dropped connection": (Fault("reset"), "Connection reset by peer", 3),
     "too slow": (Fault("slow"), "TimeoutError", 3),
     "403 for one task": ((403, {"error": {"message": "moderated"}}), "HTTP 403", 1),
@@ -190,8 +180,7 @@ def test_the_check_is_the_first_request_and_is_paid_once(serve, client, exits, t
     assert server.calls == {"x": 1, "y": 1}
     try_endpoint(Endpoint("m", store, **paid), request, "--judge")  # at a resume
     assert server.calls["x"] == 1
-    told = exits(try_endpoint, Endpoint("m", store, **paid), ask_for("z")[0], "--judge")
-    assert told.startswith("error: --judge m: ") and "could pass the budget" in told
+    assert "could pass the budget" in exits(try_endpoint, Endpoint("m", store, **paid), other | {"seed": 1}, "--judge")
     # --overwrite: neither the old reply nor the old cost counts, and the new reply is kept
     try_endpoint(Endpoint("m", store, **paid), request, "--judge", fresh=True)
     assert server.calls["x"] == 2
@@ -260,15 +249,13 @@ def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, ex
 # --- a vLLM server that is asked by token ids
 
 
-@pytest.mark.parametrize("sent", [b"<html>Sign in</html>", {"choices": []}, completion("7", "abort")[1]])
-def test_token_ids_that_do_not_come_end_the_run_with_the_server_s_words(serve, exits, sent):
+def test_token_ids_that_do_not_come_end_the_run_with_the_server_s_words(serve, exits):
     from rlmt.sampler import Sampling  # slow to import
     from rlmt.vllm import Server
 
-    server = Server("m", serve(lambda text, n: (200, sent)).url)
+    server = Server("m", serve(lambda text, n: (200, b"<html>Sign in</html>")).url)
     told = exits(list, server.complete({0: [1]}, {}, Sampling(1.0, 9), [2]))
-    words = sent.decode() if isinstance(sent, bytes) else json.dumps(sent)
-    assert f"no completion in HTTP 200: {words}" in told
+    assert "no completion in HTTP 200: <html>Sign in</html>" in told
 
 
 def test_equal_prompts_get_an_answer_each(serve, tmp_path):
@@ -276,21 +263,14 @@ def test_equal_prompts_get_an_answer_each(serve, tmp_path):
     from benchmarks import shared  # slow to import; the client that is killed does without
 
     server = serve(lambda text, n: f"{text} {n}")
-    args = {"model": "m", "model_url": server.url, "think_format": "auto", "chat_template_args": ()}
-    args |= {
-        "top_p": 1.0,
-        "max_tokens": 9,
-        "max_thinking_tokens": 0,
-        "concurrency": 1,
-        "key_env": (),
-        "model_omit": (),
-        "max_invalid": 0.01,
-        "seed": 0,
-    }
+    names = ("chat_template_args", "key_env", "model_omit")
+    args = SimpleNamespace(think_format="auto", top_p=1.0, max_tokens=9, **dict.fromkeys(names, ()))
+    args.max_invalid = args.seed = 0
+    args.model, args.model_url, args.concurrency, args.max_thinking_tokens = "m", server.url, 1, 0
     tasks = []
     for number, text in enumerate(["who", "where", "who", "who"]):
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": text}]})
-    answers = shared.generate_answers(SimpleNamespace(**args), tasks, 1.0, tmp_path)
+    answers = shared.generate_answers(args, tasks, 1.0, tmp_path)
     assert sorted(row["response"] for row in answers) == ["where 0", "who 0", "who 1", "who 2"]
     assert sorted(request.get("seed", 0) for request, _ in server.requests) == [0, 1, 2, 3]
 

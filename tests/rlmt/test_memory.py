@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import PartialState
-from launch import output_of
 from script_runs import ROOT
 from transformers import LlamaConfig, Qwen2Config
 
@@ -96,15 +95,3 @@ def test_what_does_not_fit_is_refused(exits):
     too_much = {"training: policy": 60.0, "sampling: vLLM": 24.0}
     assert "84 GiB are needed of a GPU's 79" in exits(memory.check_memory, too_much)
     assert memory.check_memory(too_much, at_once=False)  # one after the other
-
-
-def test_a_step_of_8b_on_eight_gpus(models, tmp_path):
-    """Of tensors without values, on a group without processes; docs/gpu.md has the figures."""
-    said = output_of(["tests/fake_step.py", models["Llama-3.1-8B"]], tmp_path / "output")
-    weights, forward, backward, held = map(float, said.split()[-4:])
-    args = SimpleNamespace(lora_r=0, load_in_4bit=False, optim="adamw", dtype="auto")
-    assert held == pytest.approx(memory.Memory(args).trained(models["Llama-3.1-8B"]) / 8, rel=0.01)
-    assert weights == pytest.approx(held / 4, rel=0.01)
-    in_forward = f"{forward - weights:.1f}"
-    in_backward = f"{backward - 2 * weights:.1f}"
-    assert f"{in_forward} GiB in the forward and {in_backward} in the backward" in PAGE

@@ -35,8 +35,6 @@ def test_what_the_table_of_names_calls_ours_is_a_flag():
         ("train_grpo", "--num-generations 4 --kl_coef=0.1", "--num-generations is --group-size here; --kl_coef is --beta here ("),
         ("train_grpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is --group-size here"),
         ("train_grpo", "--per-device-train-batch-size 2", "is --micro-batch-tokens here (tokens; TRL counts rows;"),
-        ("train_sft_warmstart", "--gradient-accumulation-steps 2", "is --batch-size here (ours counts over all GPUs"),
-        ("train_grpo", "--num_train_epochs 1", "is --steps here (ours counts rollouts"),
         ("train_dpo", "--num_train_epochs 1", "is --epochs here"),
         ("train_grpo", "--max-grad-norm 1", "is a constant here (MAX_GRAD_NORM"),
         ("train_grpo", "--gradient_checkpointing False", "write --gradient-checkpointing or --no-gradient-checkpointing"),

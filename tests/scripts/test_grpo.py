@@ -77,7 +77,6 @@ def trainer(tmp_path_factory):
         use_cpu=True,
         bf16=False,
         report_to=[],
-        use_bias_correction_kl=False,
         steps_per_generation=1,
         gradient_checkpointing=False,
     )
@@ -161,7 +160,8 @@ def test_loss_gradient_and_metrics_are_trls(trainer, loss_type, epsilon_high, be
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-6)
 
     metrics = {name: values[0] for name, values in trainer._metrics["train"].items()}
-    metrics["clip_ratio/high_mean"] = metrics.get("cispo_clip_ratio", metrics.get("clip_ratio/high_mean"))
+    if loss_type == "cispo":
+        metrics["clip_ratio/high_mean"] = metrics["cispo_clip_ratio"]
     assert sums["clip_ratio/high_mean"] > 0 and ("kl" in sums) == bool(beta)
     for name in sums.keys() & metrics.keys():
         if loss_type != "gspo" or name == "kl":  # TRL's mean of sequences is over sequences, ours over tokens
@@ -196,9 +196,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN_REWARD)
     run = tmp_path / "run"
-    more = (
-        f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
-    )
+    more = f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
     run_here(command(prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
     assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
@@ -209,8 +207,9 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     chosen = [row["id"] for row in rows_of_step(read_log(prompts), 1, 6, 0)]
     for n, before in enumerate(chosen):
         group = trained[4 * n : 4 * n + 4]
-        [after] = {row["id"] for row in group}
-        assert int(after.split("-")[-1]) % 2 and [row["reward"] for row in group] == [0.0, 1.0, 2.0, 3.0]
+        after = group[0]["id"]
+        assert [(row["id"], row["reward"]) for row in group] == [(after, float(i)) for i in range(4)]
+        assert int(after.split("-")[-1]) % 2
         if int(before.split("-")[-1]) % 2:  # one with a signal stays
             assert after == before
 
@@ -224,7 +223,6 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         ("--group-size 1", "--group-size 1 gives every completion the advantage zero"),
         ("--updates-per-rollout 3", "--prompts-per-step 4 cannot be split"),
         ("--scale-rewards pass_at_k --group-size 3", "--scale-rewards pass_at_k needs at least"),
-        ("--prompts nowhere.jsonl", "nowhere.jsonl: no such file"),
     ],
 )
 def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):

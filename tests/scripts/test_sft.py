@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from script_runs import BASE
 from transformers import AutoModelForCausalLM
 
@@ -53,15 +54,11 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
     [row], _ = build_rows(traces, tokenizer, "plain", 512)
     n_tokens = n_tokens_of(row)
     assert [len(build_rows(traces, tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)] == [1, 0]
-    assert build_rows(traces, tokenizer, "think", 512)[1][0]["reason"] == "empty_thinking"
 
 
 @pytest.mark.parametrize(
     "changes, message",
-    [
-        ({"batch_size": 9}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 9"),
-        ({"think_format": "zero_think"}, "it has no warm start"),
-    ],
+    [({"batch_size": 9}, "A step takes --batch-size 9"), ({"think_format": "zero_think"}, "has no warm start")],
 )
 def test_bad_input_is_one_clear_error(changes, message, tmp_path, exits):
     write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(8)])
@@ -79,25 +76,23 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
     for n_prompt, n in ((3, 30), (39, 1), (12, 20), (1, 7), (25, 25)):
         ids = list(range(5 + n_prompt, 5 + 2 * n_prompt + n))
         rows.append(TokenRow("a", ids[:n_prompt], ids[n_prompt:]))
-    n_tokens = sum(len(row.ids) for row in rows)
     theirs = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
-    loss = n_likeliest = n_ended = 0.0
+    losses, is_likeliest = [], []
     for row in rows:
-        ids = torch.tensor([row.prompt_ids + row.ids])
-        labels = torch.tensor([[-100] * len(row.prompt_ids) + row.ids])
-        output = theirs(ids, labels=labels)
-        loss = loss + output.loss * len(row.ids) / n_tokens
-        is_likeliest = output.logits[0, :-1].argmax(-1) == labels[0, 1:]
-        n_likeliest += is_likeliest.sum().item()
-        n_ended += is_likeliest[-1].item()
+        n = len(row.ids)
+        logits = theirs(torch.tensor([row.prompt_ids + row.ids])).logits[0, -n - 1 : -1]
+        labels = torch.tensor(row.ids)
+        losses.append(cross_entropy(logits, labels, reduction="none"))
+        is_likeliest.append((logits.argmax(-1) == labels).double())
+    loss = torch.cat(losses).mean()
     loss.backward()
 
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
     policy = Learner(Policy(model, 1.0), start_accelerator(), micro_batch_tokens, 0.0, 0.0)
     means = train_sft_warmstart.accumulate_gradients(rows, policy, len(rows))
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert means["mean_token_accuracy"] == pytest.approx(n_likeliest / n_tokens)
-    assert means["ends_turn"] == pytest.approx(n_ended / len(rows))
+    assert means["mean_token_accuracy"] == pytest.approx(torch.cat(is_likeliest).mean().item())
+    assert means["ends_turn"] == pytest.approx(sum(of_row[-1].item() for of_row in is_likeliest) / len(rows))
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.grad, theirs.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 
