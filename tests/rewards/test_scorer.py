@@ -1,7 +1,5 @@
 """Tests rewards/scorer.py with the toy's reward model and functions of our own."""
 
-import math
-
 import pytest
 
 from rlmt import model as policy
@@ -15,10 +13,6 @@ GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
 def length(messages, response):
     return len(response)
-
-
-def known_half(rows):
-    return [None if i % 2 else float(i) for i, row in enumerate(rows)]
 """
 PROMPT = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
 
@@ -81,14 +75,3 @@ def test_what_a_malformed_completion_gets(scorer, completions, tmp_path, on_bad_
         assert completion.rewards["gold"] == (not is_bad) * len(completion.response)  # as in an evaluation
         scored = None if is_bad and on_bad_format == "floor" else completion.reward
         assert completion.rewards["preference"] == scored
-
-
-def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):
-    """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
-    name = f"{tmp_path}/own.py:known_half"
-    made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
-    made.set_rewards(completions, None)
-    rewards = [completion.reward for completion in completions]
-    assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
-    assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]
-    assert [completion.row()["missing"] for completion in completions] == [False, False, False, True] * 2

@@ -442,9 +442,9 @@ def test_no_answer_takes_long_to_read(text):
 def test_math500_solutions():
     tasks = json.load(gzip.open(shared("math_500") / "test.json.gz"))
     rows = [row(task["solution"], answer=task["answer"]) for task in tasks]
-    assert [answer["answer"] for answer, value in zip(rows, verified.math_answer(rows)) if value != 1] == []
-    shifted = [row(task["solution"], answer=other["answer"]) for task, other in zip(tasks, tasks[1:])]
-    taken = [answer["answer"] for answer, value in zip(shifted, verified.math_answer(shifted)) if value]
+    assert verified.math_answer(rows) == [1] * 500
+    shifted = [one | {"answer": other["answer"]} for one, other in zip(rows, rows[1:])]
+    taken = [one["answer"] for one, value in zip(shifted, verified.math_answer(shifted)) if value]
     assert taken == ["x=5", "7", "3"]  # which are the answers of both
 
 
@@ -478,10 +478,7 @@ def test_what_cannot_be_checked_is_not_met(nltk_data, monkeypatch):
     fine = row("[a] [b]", **placeholders)
     monkeypatch.setattr(ifeval.check, "__defaults__", (0.5,))
     before = signal.getsignal(signal.SIGALRM)
-
     start = time.monotonic()
     assert verified.instructions([deep, wide, fine], partial=True) == [0.0, 0.0, 1.0]
-
     assert time.monotonic() - start < 30
-    assert signal.getsignal(signal.SIGALRM) == before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)

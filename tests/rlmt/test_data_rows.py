@@ -25,12 +25,13 @@ def write(path, rows):
     if path.suffix == ".parquet":
         pd.DataFrame(rows).to_parquet(path)
         return path
-    lines = []
+    data = b""
     for row in rows:
         if not isinstance(row, str | bytes):
             row = json.dumps(row, ensure_ascii=False)
-        lines.append(row.encode() if isinstance(row, str) else row)
-    data = b"".join(line + b"\n" for line in lines)
+        if isinstance(row, str):
+            row = row.encode()
+        data += row + b"\n"
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -113,14 +114,12 @@ def test_forms_of_a_trace(tmp_path, name):
 def test_answers_that_fit_no_format_are_counted(tmp_path):
     answers = {
         "z </think> y": "no_open",
-        "<think> z": "no_close",
         "<think> z <think> z </think> y": "nested",
-        "<think> z </think>": "empty_response",
         ZERO + " P.S.": "text_after_response",
     }
-    lines = [
-        {"id": text, "messages": [*QUESTION, turn("assistant", text)]} for text in [*answers, THOUGHT, "y"]
-    ]
+    lines = []
+    for text in [*answers, THOUGHT, "y"]:
+        lines.append({"id": text, "messages": [*QUESTION, turn("assistant", text)]})
     for reason in ("length", "content_filter"):
         lines.append({"id": reason, "prompt": "q", "completion": THOUGHT, "finish_reason": reason})
         answers[reason] = f"finish_reason_{reason}"
@@ -128,10 +127,7 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
     answers["question"] = "not_ending_in_assistant"
     traces, dropped = read_traces(write(tmp_path / "t.jsonl", lines))
     assert {row["id"]: row["reason"] for row in dropped} == answers
-    assert [(row["id"], row["thinking"], row["response"]) for row in traces] == [
-        (THOUGHT, "z", "y"),
-        ("y", "", "y"),
-    ]
+    assert [(row["thinking"], row["response"]) for row in traces] == [("z", "y"), ("", "y")]
 
 
 GOOD_ANSWER, BAD_ANSWER = turn("assistant", "good"), turn("assistant", "bad")
@@ -183,10 +179,9 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
     reader.chat_template = tokenizer.chat_template
     prepare_tokenizer(tokenizer, "think", "chatml")
     assert load_prompts(str(path), tokenizer, 100, readers=[reader])[1] == dropped
-    bad_trace = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y"}
-    bad_pair = {"id": "p-1", "messages": QUESTION, "chosen": "y", "rejected": "n"}
-    _, dropped_traces = build_rows([bad_trace], reader, "think", 100)
-    _, dropped_pairs = build_pairs([bad_pair], reader, "response", 100)
+    row = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y", "chosen": "y", "rejected": "n"}
+    _, dropped_traces = build_rows([row], reader, "think", 100)
+    _, dropped_pairs = build_pairs([row], reader, "response", 100)
     assert dropped_traces == dropped_pairs == [expected]
 
 
@@ -196,19 +191,12 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
 def test_a_csv_has_texts_alone(tmp_path, exits):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a, b\nü",007\nNA,\n')
-    rows = read_prompts(str(path), "--prompts")
-    assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [
-        ("a, b\nü", "007"),
-        ("NA", ""),
-    ]
+    rows = read_prompts(path)
+    assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [("a, b\nü", "007"), ("NA", "")]
     path.write_text("question,answer\na,b\n")
-    assert "rows.csv:1: 'prompt' is missing; rename the field that has it; the row has question" in exits(
-        read_prompts, str(path), "--prompts"
-    )
+    assert "rows.csv:1: 'prompt' is missing; rename the field that has it" in exits(read_prompts, path)
     path.write_bytes("prompt\nü\n".encode("latin-1"))
-    assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(
-        read_prompts, str(path), "--prompts"
-    )
+    assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(read_prompts, path)
 
 
 def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits):

@@ -232,13 +232,13 @@ def test_samples_come_from_the_whole_distribution(engines, untied, tokenizer, pr
     model = AutoModelForCausalLM.from_pretrained(untied)
     with torch.no_grad():
         probabilities = model(torch.tensor([prompts[0]])).logits[0, -1].softmax(-1)
-    likeliest = set(probabilities.topk(50).indices.tolist())
-    tail = 1 - probabilities[list(likeliest)].sum().item()
+    likeliest = probabilities.topk(50).indices
+    tail = 1 - probabilities[likeliest].sum().item()
     assert tail > 0.05
     torch.manual_seed(0)
     for sampler in samplers(model, tokenizer, Sampling(1.0, 1), [0], engines["untied"])[::3]:
-        drawn = [sample.ids[0] for _, sample in sampler.sample([prompts[0]] * 400)]
-        share = sum(token not in likeliest for token in drawn) / 400
+        drawn = torch.tensor([sample.ids[0] for _, sample in sampler.sample([prompts[0]] * 400)])
+        share = 1 - torch.isin(drawn, likeliest).double().mean().item()
         assert abs(share - tail) < 4 * (tail * (1 - tail) / 400) ** 0.5
     engines["untied"].sampling = Sampling(1.0, 4, top_p=1e-6)
     nucleus = [sample.ids for _, sample in engines["untied"].sample(prompts)]
@@ -297,9 +297,7 @@ def test_the_second_breach_in_a_row_ends_the_run(tokenizer, capsys):
     for step, gap in enumerate([0.0, 2e-3, 9e-4, 2e-3, 0.0, 2e-3], 1):
         sampler.check(step, {"sampling/logprob_gap": gap}, [])
     assert capsys.readouterr().out.count("a second time in a row ends the run") == 3
-    with pytest.raises(
-        RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nats .* twice in a row"
-    ):
+    with pytest.raises(RuntimeError, match="step 7: sampler and trainer disagree by 0.0020 nats"):
         sampler.check(7, {"sampling/logprob_gap": 2e-3}, [])
     sampler = Sampler(Transformers(tokenizer), tokenizer, Sampling(1.0, 8, top_p=0.9))
     for step in (1, 2):

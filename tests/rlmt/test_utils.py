@@ -20,52 +20,35 @@ FORMATS = list(utils.THINK_FORMATS)
 THINK = [  # (text, finished, status, thinking, response)
     ("<think>z</think>y", True, "ok", "z", "y"),
     (" \n<think> z </think> y \t\n", True, "ok", "z", "y"),
-    ("\u00a0\u3000<think>z</think>y", True, "ok", "z", "y"),  # white space as str.strip knows it
     ("<think></think>y", True, "ok", "", "y"),  # no thought is a thought of length 0; SFT drops such rows
     ("<think>z</think> \n\t\u2003", True, "empty_response", "z", ""),
-    ("", True, "no_open", "", ""),
     ("Sure! <think>z</think>y", True, "no_open", "", "y"),
     ("z</think>y", True, "no_open", "", "y"),
     ("</think>z<think>y", True, "no_open", "", "z<think>y"),  # swapped
-    ("z</think>a</think>y", True, "no_open", "", "y"),
     ("<think>z", True, "no_close", "z", ""),
-    ("<think>z</think", True, "no_close", "z</think", ""),
     ("<thin", True, "no_open", "", ""),
     # almost tags
     ("<THINK>z</THINK>y", True, "no_open", "", ""),
-    ("<think>z</THINK>y", True, "no_close", "z</THINK>y", ""),
     ('<think lang="en">z</think>y', True, "no_open", "", "y"),
     ("<think>z</think >y", True, "no_close", "z</think >y", ""),
-    ("<thinking>z</thinking>y", True, "no_open", "", ""),
     ("<<think>>z<</think>>y", True, "no_open", "", ">y"),
-    ("\uff1cthink\uff1ez\uff1c/think\uff1ey", True, "no_open", "", ""),  # full-width brackets
     # twice
     ("<think>a<think>b</think>y", True, "nested", "a<think>b", "y"),
     ("<think>a</think>b</think>y", True, "nested", "a", "y"),
-    ("<think>a</think>b<think>c</think>y", True, "nested", "a", "y"),
-    ("<think><think>z", True, "nested", "<think>z", ""),
     ("<think>z</think>Write `<think>` first.", True, "nested", "z", "Write `<think>` first."),
     # tags of other formats, control tokens and odd characters are text
-    ("<think>z</think><response>y</response>", True, "ok", "z", "<response>y</response>"),
     ("<think>z<|im_end|></think>y<|eot_id|>", True, "ok", "z<|im_end|>", "y<|eot_id|>"),
-    ("<think>z</think>y</thin", True, "ok", "z", "y</thin"),
     ("<think>\u200b</think>\u200b", True, "ok", "\u200b", "\u200b"),  # zero-width space is a character
     ("<think>\0</think>\0y\0", True, "ok", "\0", "\0y\0"),
-    ("<think>\ud800</think>\ufffd", True, "ok", "\ud800", "\ufffd"),
     ("\u200b<think>z</think>y", True, "no_open", "", "y"),
     # cut off
     ("<think>z</think>y", False, "truncated", "z", "y"),
-    (" <think>z", False, "truncated", "z", ""),
     ("\n<th", False, "truncated", "", ""),
-    ("<thinky", False, "no_open", "", ""),
     ("z</think>y", False, "no_open", "", "y"),
-    ("<think>a<think>b", False, "nested", "a<think>b", ""),
-    ("<think>a</think>y</think>", False, "nested", "a", ""),
 ]
 PLAIN = [
     ("y", True, "ok", "", "y"),
     ("<think>z</think>y", True, "ok", "", "<think>z</think>y"),
-    ("a</think><response>", True, "ok", "", "a</think><response>"),
     ("", True, "empty_response", "", ""),
     ("y", False, "truncated", "", "y"),
     ("", False, "truncated", "", ""),
@@ -73,38 +56,24 @@ PLAIN = [
 ZERO_PLAIN = [
     (" <response> y </response> ", True, "ok", "", "y"),
     ("<response>y</response>\nUser: <response>x</response>", True, "ok", "", "y"),
-    ("<response>y</response> User: what", False, "ok", "", "y"),
     ("<response><think>z</think>y</response>", True, "ok", "", "<think>z</think>y"),
     ("<response> \n</response>", False, "empty_response", "", ""),
-    ("<response>y", True, "no_close", "", "y"),
     ("<response>y</respon", False, "truncated", "", "y</respon"),
     ("", True, "no_open", "", ""),
     ("Sure: <response>y</response>", True, "no_open", "", "y"),
     ("<think>z</think><response>y</response>", True, "no_open", "", "y"),
-    ("</response>y<response>", True, "no_open", "", ""),
     ("<response>a<response>b</response>", True, "nested", "", "b"),
 ]
 ZERO_THINK = [
     (" <think> z </think>\n<response> y </response>\n", True, "ok", "z", "y"),
     ("<think>z</think><response>y</response> more </think>", True, "ok", "z", "y"),
     ("<think>z</think><response>y</response>", False, "ok", "z", "y"),
-    ("<think></think><response>y</response>", True, "ok", "", "y"),
     ("<think>z</think><response></response>", True, "empty_response", "z", ""),
     ("<think>z</think> so <response>y</response>", True, "no_open", "z", "y"),
-    ("<think>z</think>foo", False, "no_open", "z", ""),
     ("<response>y</response><think>z</think>", True, "no_open", "", "y"),  # swapped
     ("", True, "no_open", "", ""),
-    ("<think>z</response>", True, "no_close", "z</response>", ""),
     ("<think>z<response>y</response>", True, "no_close", "z<response>y</response>", "y"),
-    (
-        "<think>a<response>b</response></think><response>c</response>",
-        True,
-        "no_close",
-        "a<response>b</response>",
-        "b",
-    ),
     ("<think>a<response></think><response>y</response>", True, "nested", "a<response>", "y"),
-    ("<think>z</think><response>y</think></response>", True, "nested", "z", "y</think>"),
     ("<think>z</think><response>a<response>b</response>", True, "nested", "z", "b"),
     ("<think>z</think><respo", False, "truncated", "z", ""),
     ("<think>z</think><response>y</respo", False, "truncated", "z", "y</respo"),
@@ -229,7 +198,6 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     shutil.copytree(tokenizer_folders["qwen25_base"], folder)
     checkpoint.save_tokenizer(folder, tokenizer)
     assert templates.read_trained_as(str(folder)) == {"think_format": plan_format}
-    assert templates.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
 
 
 # --- 4. chat templates
@@ -282,11 +250,13 @@ def test_a_warm_start_keeps_the_template_that_it_was_trained_with(load, tmp_path
     file = tmp_path / "mine.jinja"
     file.write_text("Mine, with a <think>. " + templates.CHAT_TEMPLATES["chatml"])
     tokenizer = load("qwen25_base")
+    tokenizer.own_ends = [7]  # of its generation config
     prepare_tokenizer(tokenizer, think_format, str(file))
     checkpoint.save_tokenizer(tmp_path, tokenizer)
     trained = templates.load_tokenizer(str(tmp_path))
     prepare_tokenizer(trained, think_format)
     assert trained.chat_template == file.read_text()
+    assert trained.stop_ids == tokenizer.stop_ids and {7, trained.eos_token_id} <= {*trained.stop_ids}
 
 
 @pytest.mark.parametrize("family", [*CHOSEN, "r1"])

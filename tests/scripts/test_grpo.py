@@ -77,6 +77,7 @@ def trainer(tmp_path_factory):
         use_cpu=True,
         bf16=False,
         report_to=[],
+        use_bias_correction_kl=False,
         steps_per_generation=1,
         gradient_checkpointing=False,
     )

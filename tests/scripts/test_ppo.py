@@ -18,10 +18,8 @@ import train_ppo
 def test_gae_is_the_double_sum_over_the_policys_tokens(gamma, lam):
     """Padding and a user's turns, at the start, in the middle and at the end, are skipped."""
     torch.manual_seed(0)
-    masks = [[1] * 9, [1, 1, 0, 0, 1, 1, 1, 0, 0], [0, 1, 0, 1, 0, 1, 0, 1, 0], [0] * 9]
-    mask = torch.tensor(masks)
-    rewards = torch.randn(4, 9)
-    values = torch.randn(4, 9)
+    mask = torch.tensor([[1] * 9, [1, 1, 0, 0, 1, 1, 1, 0, 0], [0, 1] * 4 + [0], [0] * 9])
+    rewards, values = torch.randn(2, 4, 9)
     expected = torch.zeros(4, 9)
     for row in range(4):
         places = mask[row].nonzero().flatten()

@@ -237,7 +237,7 @@ def test_what_the_reward_model_writes(whole):
     summary = json.loads((run / "summary.json").read_text())
     held_out = summary["held_out"]
     assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 40
-    assert 0 < held_out["length_baseline"] < 1 and held_out["equal_length"]["n"] > 0
+    assert held_out["equal_length"]["n"] > 0
     assert not (run / "model" / "think_format.json").exists()
     model = RewardModel(str(run / "model"), reward_on="response")
     assert math.isfinite(model.score([[{"role": "user", "content": "Hi"}]], ["You get 1 dish."])[0])
@@ -266,13 +266,13 @@ def test_what_dpo_writes(whole):
     run = whole("dpo")
     completions = read_log(run / "completions.jsonl")
     assert {row["reward"] for row in completions if row["status"] != "ok"} == {None}
+    assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     for number, metrics in enumerate(read_log(run / "metrics.jsonl"), start=1):
         assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
         steps = read_log(run / f"round-{number}" / "metrics.jsonl")
         assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
         assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
-        assert sum(step["rewards/margins"] for step in steps[len(steps) // 2 :]) > 0
-    assert len({row["id"] for row in completions}) == 16  # other prompts in each round
+        assert steps[-1]["rewards/margins"] > 0
     assert [row["step"] for row in read_log(run / "held_out.jsonl")] == [0, 1, 2]
 
 
@@ -283,16 +283,10 @@ def test_what_rlver_writes(name, group_size, whole):
     rows = read_log(run / "completions.jsonl")
     assert max(row["turns"] for row in rows) > 1
     for row in rows:
-        emotion = 0
-        if row["ended"] != "bad_format":
-            emotion = row["dialogue"][-1]["emotion-point"]
-        assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
-    ids = []
-    for step in (1, 2):
-        for profile in rows_of_step(toy_users.profiles(10, 0, "train"), step, 4, 0):
-            ids += [profile["id"]] * group_size
-    assert [row["id"] for row in rows] == ids
-
+        assert row["reward"] == row["rewards"]["emotion"] == max(0, row["emotion"] / 100)
+    profiles = toy_users.profiles(10, 0, "train")
+    chosen = rows_of_step(profiles, 1, 4, 0) + rows_of_step(profiles, 2, 4, 0)
+    assert [row["id"] for row in rows[::group_size]] == [profile["id"] for profile in chosen]
     for metrics in metrics_of(run):
         assert all(math.isfinite(value) for value in metrics.values())
         n_turns = [row["turns"] for row in rows if row["step"] == metrics["step"]]

@@ -35,19 +35,17 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer, exits):
     (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
     assert "<think>\nBudget 12.\n</think>\n\nYou get" in tokenizer.decode(with_thinking.chosen_ids)
 
-    same = {**ROW, "rejected": ROW["chosen"]}
+    same = ROW | {"rejected": ROW["chosen"]}
     _, dropped = build_pairs([same, ROW], tokenizer, "response", pair.longest - 1)
     assert [row["reason"] for row in dropped] == ["identical", "too_long"]
     without = [ROW | {"rejected_thinking": None}]
-    said = exits(build_pairs, without, tokenizer, "think+response", 512)
-    assert "row p has neither 'rejected_thinking'" in said
+    assert "has neither 'rejected_thinking'" in exits(build_pairs, without, tokenizer, "think+response", 512)
 
 
 def test_held_out_pairs_have_prompts_of_their_own():
-    rows = [{"id": n, "messages": [{"role": "user", "content": f"q{n // 4}"}]} for n in range(40)]
+    rows = [{"messages": [{"role": "user", "content": f"q{n // 4}"}]} for n in range(40)]
     train, held_out = train_reward.split_by_prompt(rows, 0.3, 0)
-    assert len(held_out) == 12 and sorted(row["id"] for row in train + held_out) == list(range(40))
-    assert not {row["id"] // 4 for row in train} & {row["id"] // 4 for row in held_out}
+    assert (len(train), len(held_out)) == (28, 12) and not [row for row in train if row in held_out]
 
 
 def test_calibration_by_hand():

@@ -32,7 +32,6 @@ def test_both_twins_train_on_the_same_rows(tokenizer, think_format):
         trace(),
         trace(response=""),
         trace(thinking="a </think> b"),
-        trace(response="see <think>"),
         trace(thinking=" "),
         trace(response="<|im_end|> a"),
         trace(thinking="<|im_end|> a"),
@@ -43,7 +42,7 @@ def test_both_twins_train_on_the_same_rows(tokenizer, think_format):
     text = utils.join_thinking(traces[0]["thinking"], traces[0]["response"], think_format)
     assert tokenizer.decode(kept.ids) == text + tokenizer.eos_token
     assert kept.prompt_ids == encode_prompt(tokenizer, traces[0]["messages"])
-    reasons = ["empty_response", "nested", "nested", "empty_thinking", *["control_token"] * 2]
+    reasons = ["empty_response", "nested", "empty_thinking", *["control_token"] * 2]
     assert [row["reason"] for row in dropped] == [*reasons, "too_long", "too_long"]
     assert dropped[-1]["tokens"] > 200
 
@@ -106,10 +105,9 @@ def test_lora_learns_an_end_of_turn_that_the_base_model_never_wrote(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(BASE)
     model.lm_head.weight.data[tokenizer.eos_token_id] = 0.0
     model.save_pretrained(base)
-    write_jsonl(tmp_path / "t.jsonl", [trace(id=str(i)) for i in range(16)])
+    write_jsonl(tmp_path / "t.jsonl", [trace()] * 16)
     args = Args(model=str(base), traces=str(tmp_path / "t.jsonl"), out=str(tmp_path / "run"), lora_r=8)
-    args.gradient_checkpointing = False
     args.epochs, args.learning_rate = 30, 1e-2
     train_sft_warmstart.main(args)
-    shares = [row["ends_turn"] for row in read_log(tmp_path / "run" / "metrics.jsonl")]
-    assert shares[0] == 0.0 and shares[-1] > 0.99
+    first, *_, last = read_log(tmp_path / "run" / "metrics.jsonl")
+    assert first["ends_turn"] == 0.0 and last["ends_turn"] > 0.99

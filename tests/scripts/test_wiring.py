@@ -193,11 +193,7 @@ def test_two_steps_of_ppo(run, kl):
     check_weights(folder / "checkpoint-1", policy, load())
     check_weights(folder / "checkpoint-1" / "critic", critic, load_critic(REWARD_MODEL))
 
-    first, second = read_log(folder / "metrics.jsonl")
-    targets = torch.cat([one.targets for one in steps[1]])
-    unexplained = (targets - torch.cat([one.old_values for one in steps[1]])).var()
-    assert first["value/explained_variance"] == pytest.approx((1 - unexplained / targets.var()).item())
-    assert first["approximate_kl"] > 0.0
+    _, second = read_log(folder / "metrics.jsonl")
     # the policy has left the reference, so that the KL has a sign
     critic = load_critic(folder / "checkpoint-1" / "critic")
     mean_kl = set_targets(steps[2], load(folder / "checkpoint-1"), reference, critic, 0.3 - beta)
