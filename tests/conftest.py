@@ -28,9 +28,7 @@ import filelock
 import pytest
 import torch
 import tyro
-from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from tokenizers import AddedToken, ByteLevelBPETokenizer, processors
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -154,29 +152,17 @@ def build_tokenizer(family: tuple, folder: Path):
     `family`: as the values of FAMILIES.
     """
     specials, added, attributes, template = family
-    backend = Backend(BPE())
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    backend.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=512,
-            min_frequency=1,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(CORPUS, vocab_size=512, min_frequency=1, show_progress=False)
     backend.add_tokens([AddedToken(t, normalized=False) for t in added])
     backend.add_special_tokens(specials)
     # as Llama 3: added to any text that is tokenised with special tokens
     if bos := attributes.get("bos_token"):
-        backend.post_processor = processors.TemplateProcessing(
+        backend._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces="llama" in family, **attributes
+        tokenizer_object=backend._tokenizer, clean_up_tokenization_spaces="llama" in family, **attributes
     )
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)

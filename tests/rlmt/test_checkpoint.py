@@ -15,7 +15,7 @@ from conftest import random_model
 from rlmt.learner import Learner, Policy, whole_weights
 from rlmt.model import load_trained, start_accelerator
 from rlmt.run import Run, RunArgs
-from script_runs import BASE, is_same, weights_of
+from script_runs import BASE, weights_of
 
 IDS = torch.arange(5, 25).repeat(2, 1)
 INPUTS = (IDS, torch.ones_like(IDS), torch.ones_like(IDS[:, 10:]))
@@ -96,10 +96,12 @@ def test_a_saved_model_is_an_ordinary_folder(bits, accelerator, tokenizer, tmp_p
     assert read_trained_as(str(folder)) == {"think_format": "think"}
 
     copy_model(folder, tmp_path / "best_by_gold")
-    assert is_same(weights_of(tmp_path / "best_by_gold"), weights_of(folder))
+    copied = weights_of(tmp_path / "best_by_gold")
+    torch.testing.assert_close(copied, weights_of(folder), rtol=0, atol=0)
     if bits:
         again = load(accelerator, tmp_path / "best_by_gold_adapter", **bits)
-        assert is_same(again.model.state_dict(), learner.model.state_dict())
+        expected = learner.model.state_dict()
+        torch.testing.assert_close(dict(again.model.state_dict()), dict(expected), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("lora_r", [0, 4])

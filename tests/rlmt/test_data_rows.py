@@ -47,7 +47,6 @@ NOT_MESSAGES = [
 ]
 BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "n": 1}, "the row has id, n; data/README.md has the forms"),
-    ({"id": "x", "n": 1, "messages": None}, "'prompt' is missing; rename the field"),
     ({"id": "x", "n": 1, "messages": []}, "must end with a user's text"),
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
     *[
@@ -86,7 +85,6 @@ TRACES = [  # all are the trace of z and y to the question
     {"messages": [*QUESTION, turn("assistant", THOUGHT)], "text": "as the authors' SFT reads it"},
     {"messages": [*QUESTION, turn("assistant", ZERO)]},
     {"messages": [*QUESTION, APART]},
-    {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning": "z", "reasoning_content": None},
     {"messages": [*QUESTION, {**turn("assistant", THOUGHT), "reasoning_content": ""}]},
     {"messages": QUESTION, "response": THOUGHT, "thinking": "", "finish_reason": "stop"},
@@ -209,7 +207,6 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     ids = encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
     assert kept == [{"id": "short", "messages": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
-    assert dropped[0]["tokens"] > 300
 
     held_out = SimpleNamespace(gold="", gold_prompts=str(path), max_prompt_tokens=1)
     assert "--gold-prompts needs --gold" in exits(load_held_out, held_out, tokenizer, [])

@@ -108,13 +108,11 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
 
 BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and how many calls that takes
     "unclosed thinking": (completion("<think> 9", "length"), "<think> 9", 1),
-    "no number in usage": ((200, {**completion("7")[1], "usage": {"prompt_tokens": "n/a"}}), "7", 1),
     "another model": ((200, {**completion("7")[1], "model": ["other"]}), "7", 1),
     "content filter": (completion("7", "content_filter"), "filtered", 1),
     "refusal": (completion(None, refusal="I will not"), "I will not", 1),
     "blank": (completion(" \n"), "no completion", 3),
     "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
-    "tool call": (completion(None, "tool_calls", tool_calls=[{}]), "no completion", 3),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
     "content in parts": (completion([{"type": "text", "text": "7"}]), "no completion", 3),
     "a thousand brackets": ((200, b"[" * 99_999), "no completion", 3),

