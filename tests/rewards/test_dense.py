@@ -30,14 +30,14 @@ def test_token_advantages_by_hand():
 
 
 def test_a_step_is_rewarded_on_the_token_that_ends_it(tokenizer):
-    """A step ends within the second token; the rewards are how much the probability rises."""
-    ids = tokenizer("I have 12 dollars.", add_special_tokens=False)["input_ids"]
-    first, second = [len(tokenizer.decode(ids[:n])) for n in (1, 2)]
-    one = rollout.Completion("i", [], [1], ids, text=tokenizer.decode(ids))
-    steps = [(first, 0.5), (first + 1, 0.25), (second + 1, 0.75)]
+    """The first step ends within the second token; the rewards are how much the probability rises."""
+    text = "I have 12 dollars."
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    steps = [(len(tokenizer.decode(ids[:1])) + 1, 0.75), (len(text), 0.5)]
+    one = rollout.Completion("i", [], [1], ids, text)
     values, events = dense.ProcessReward(lambda messages, text: steps, 1.0, tokenizer).token_rewards([one])
-    assert values[0, :4].tolist() == [0.5, -0.25, 0.5, 0.0] and events.sum() == 3
-    assert one.rewards == {"process": 0.75}
+    assert values[0].tolist() == [0.0, 0.75, *[0.0] * (len(ids) - 3), -0.25] and events.sum() == 2
+    assert one.rewards == {"process": 0.5}
 
 
 # --- PRIME; test_resume.py resumes a run with it, test_rlver.py adds token advantages to those of the outcome
@@ -47,8 +47,6 @@ def random_completions(n: int) -> list[rollout.Completion]:
     """Makes completions, every second of which is right."""
     [completions] = stored_completions(n, 1)
     for i, one in enumerate(completions):
-        one.advantages = [0.25] * len(one.ids)
-        one.reward = 1.0
         one.correct = float(i % 2)
     completions[0].correct = None
     return completions

@@ -75,9 +75,9 @@ def test_what_a_judge_reads(judge):
 
 
 def test_factual(judge):
-    verdicts = {"a": "correct", "b": "Incorrect", "c": "not_attempted", "d": "correct, incorrect", "e": None}
-    client = judge(lambda text: json.dumps({"reason": "r", "verdict": verdicts[answer_in(text)]}))
-    rows = [row(name, reference="R") for name in [*verdicts, ""]]
+    verdicts = ["correct", "Incorrect", "not_attempted", "correct, incorrect", None]
+    client = judge(lambda text: json.dumps({"verdict": verdicts[int(answer_in(text))]}))
+    rows = [row(answer, reference="R") for answer in (*"01234", "")]
     assert judged.factual(rows, client) == [1, 0, 0, None, None, 0]
 
 

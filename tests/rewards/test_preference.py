@@ -2,7 +2,6 @@
 models."""
 
 import random
-import shutil
 
 import pytest
 import torch
@@ -94,7 +93,6 @@ def test_truncation_is_counted_and_keeps_the_closing_tokens(reward_models, name,
     model = RewardModel(reward_models[name])
     full = model.encode([USER], long)
     n_closing = len(model.tokenizer(closing, add_special_tokens=False)["input_ids"])
-    assert model.tokenizer.decode(full[-n_closing:]) == closing
     for model.max_length in (len(full), len(full) - 1, 64):
         kept = model.max_length - n_closing
         assert model.encode([USER], long) == full[:kept] + full[-n_closing:]
@@ -128,12 +126,9 @@ def test_positions_of_roberta_begin_behind_its_pad_token(reward_models, tmp_path
 
 def test_a_template_that_prints_the_date_is_refused(reward_models, tmp_path):
     """Rewards would change from day to day."""
-    shutil.copytree(reward_models["chatml"], tmp_path / "dated")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "dated")
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + tokenizer.chat_template
-    tokenizer.save_pretrained(tmp_path / "dated")
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
     with pytest.raises(ValueError, match="prints today's date"):
-        RewardModel(str(tmp_path / "dated"))
+        RewardModel(reward_models["chatml"], chat_template=str(tmp_path / "dated.jinja"))
 
 
 def test_a_bfloat16_body_has_a_float32_head(reward_models):

@@ -111,7 +111,6 @@ BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and
     "another model": ((200, {**completion("7")[1], "model": ["other"]}), "7", 1),
     "content filter": (completion("7", "content_filter"), "filtered", 1),
     "refusal": (completion(None, refusal="I will not"), "I will not", 1),
-    "blank": (completion(" \n"), "no completion", 3),
     "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
     "content in parts": (completion([{"type": "text", "text": "7"}]), "no completion", 3),
@@ -207,8 +206,7 @@ def test_budget_with_many_calls_at_once(serve, client, exits, usage):
 
 
 def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
-    """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay
-    here too."""
+    """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay, too."""
     foreign = serve(lambda text, n: text)
     place = [("Location", f"{foreign.url}/chat/completions")]
     own = serve(lambda text, n: (307, b"", place) if text == "away" else text)
@@ -225,12 +223,8 @@ def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
 def test_a_named_key_is_sent_to_its_host_and_hidden_everywhere(serve, client, exits, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("JUDGE_KEY", OTHER_KEY)
-    sent = {
-        "echo": OTHER_KEY,
-        "bad": (400, {"error": OTHER_KEY}),
-        "denied": (401, {"error": OTHER_KEY}),
-        "page": (200, OTHER_KEY.encode()),
-    }
+    said = {"error": OTHER_KEY}
+    sent = {"echo": OTHER_KEY, "bad": (400, said), "denied": (401, said), "page": (200, OTHER_KEY.encode())}
     server = serve(lambda text, n: sent[text])
     judge = client(server, key_env=("127.0.0.1=JUDGE_KEY",), retries=0)
     replies = judge.ask(ask_for("echo", "bad", "page"))

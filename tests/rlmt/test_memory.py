@@ -56,7 +56,6 @@ def test_what_is_trained_takes_what_the_page_says(name, models):
 
 def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypatch):
     """15 % of each GPU for the update's activations, when vLLM sleeps, and 10 % with vLLM for sampling."""
-    there = 79.2
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setattr(PartialState(), "num_processes", 8)
     llama = dict.fromkeys(("model", "reward_model"), models["Llama-3.1-8B"])
@@ -65,11 +64,11 @@ def test_presets_of_8b_models_leave_room_on_eight_gpus_of_80_gb(models, monkeypa
     parts = memory.Memory(args).rl(["preference"], has_reference=True)
     parts["critic"] = memory.Memory(args).critic(args.model)
     held = {"policy": 14.96, "reference": 1.87, "reward model": 13.98, "critic": 13.98}
-    assert parts == pytest.approx(held | {"vLLM": args.vllm_memory * there}, abs=0.01)
-    assert sum(parts.values()) < 0.9 * there
-    assert sum(held.values()) < 0.85 * there
+    assert parts == pytest.approx(held | {"vLLM": args.vllm_memory * 79.2}, abs=0.01)
+    assert sum(parts.values()) < 0.9 * 79.2
+    assert sum(held.values()) < 0.85 * 79.2
     args = train_dpo.Args(rollout="vllm", **train_dpo.PRESETS["paper"] | llama)
-    assert max(memory.Memory(args).dpo().values()) < 0.9 * there
+    assert max(memory.Memory(args).dpo().values()) < 0.9 * 79.2
 
 
 def test_what_does_not_fit_is_refused(exits):

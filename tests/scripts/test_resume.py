@@ -266,7 +266,6 @@ def test_what_dpo_writes(whole):
     assert {row["reward"] for row in completions if row["status"] != "ok"} == {None}
     assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     for number, metrics in enumerate(read_log(run / "metrics.jsonl"), start=1):
-        assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
         steps = read_log(run / f"round-{number}" / "metrics.jsonl")
         assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
         assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
