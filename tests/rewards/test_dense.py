@@ -21,7 +21,7 @@ from rewards import dense
 
 
 def test_token_advantages_by_hand():
-    """Of the rewards to come, the k-th of a completion with the k-th of the others. test_rlver.py has a loop."""
+    """Rewards to come: the k-th of a completion against the k-th of the others. test_rlver.py has a loop."""
     values = torch.tensor([[1.0, 0.0, 2.0], [0.0, 1.0, 0.0]])
     expected = torch.tensor([[1.0, 0.0, 0.0], [-1.0, -1.0, 0.0]])  # at last 2 has nobody to compare with
     for scale, spread in ((False, 1.0), (True, math.sqrt(2 / 3) + 1e-4)):

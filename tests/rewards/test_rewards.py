@@ -77,7 +77,9 @@ def test_words_are_names_weights_and_gates(tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN)
     options = ("brief.limit=3", "brief.per_token=-0.5", "code.partial=true")
-    math_part, form, brief, code = parts_of("math:2", "format:gate", f"{own}:brief", "code:1", options=options)
+    math_part, form, brief, code = parts_of(
+        "math:2", "format:gate", f"{own}:brief", "code:1", options=options
+    )
     assert (math_part.weight, math_part.field, form.weight, brief.weight) == (2.0, "answer", None, 1.0)
     assert brief.options == {"per_token": -0.5, "limit": 3} and code.options["partial"] is True
     assert scorer.call(brief, [row(n_tokens=n) for n in (1, 9)], None, 2, 100) == [-0.5, -1.5]
@@ -130,7 +132,6 @@ def test_a_gate_puts_those_that_fail_below_their_group():
     values = {"preference": [-5.0, -7.0, -9.0, 3.0, 9.0, None], "format": [1.0, 1.0, 0.0, 0.5, 0.0, 0.0]}
     # nobody passes in the second group: all the same
     assert combine(values, words, group_size=3) == near([-5, -7, -8, -1, -1, -1])
-    assert combine({"preference": [1.0, 2.0], "format": [None, 1.0]}, words) == [None, 2.0]
     rows = [row(answer="1"), row(answer="1"), row(), row()]
     values = {"preference": [1.0] * 4, "math": [0.0, 1.0, None, None]}
     assert combine(values, ["preference:1", "math:gate"], rows, 2) == [0.0, 1.0, 1.0, 1.0]

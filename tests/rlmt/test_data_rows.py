@@ -177,7 +177,14 @@ def test_forms_of_a_prompt(tmp_path, tokenizer):
     reader.chat_template = tokenizer.chat_template
     prepare_tokenizer(tokenizer, "think", "chatml")
     assert load_prompts(str(path), tokenizer, 100, readers=[reader])[1] == dropped
-    row = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y", "chosen": "y", "rejected": "n"}
+    row = {
+        "id": "p-1",
+        "messages": QUESTION,
+        "thinking": "z",
+        "response": "y",
+        "chosen": "y",
+        "rejected": "n",
+    }
     _, dropped_traces = build_rows([row], reader, "think", 100)
     _, dropped_pairs = build_pairs([row], reader, "response", 100)
     assert dropped_traces == dropped_pairs == [expected]
@@ -190,7 +197,10 @@ def test_a_csv_has_texts_alone(tmp_path, exits):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a, b\nü",007\nNA,\n')
     rows = read_prompts(path)
-    assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [("a, b\nü", "007"), ("NA", "")]
+    assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [
+        ("a, b\nü", "007"),
+        ("NA", ""),
+    ]
     path.write_text("question,answer\na,b\n")
     assert "rows.csv:1: 'prompt' is missing; rename the field that has it" in exits(read_prompts, path)
     path.write_bytes("prompt\nü\n".encode("latin-1"))

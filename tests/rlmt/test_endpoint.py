@@ -206,7 +206,7 @@ def test_budget_with_many_calls_at_once(serve, client, exits, usage):
 
 
 def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
-    """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay, too."""
+    """Not to another port of the machine, nor where a server redirects; OpenAI's settings stay here too."""
     foreign = serve(lambda text, n: text)
     place = [("Location", f"{foreign.url}/chat/completions")]
     own = serve(lambda text, n: (307, b"", place) if text == "away" else text)

@@ -142,7 +142,9 @@ def all_logprobs(model, ids: list[int], n: int, temperature: float) -> tuple[tor
 
 
 @pytest.mark.parametrize("at_once", [2**27, 283 * 7])
-def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base, completions, batch, monkeypatch):
+def test_logprobs_entropies_and_gradients_are_those_of_the_logits(
+    at_once, base, completions, batch, monkeypatch
+):
     """Also a few tokens at a time, as for large vocabularies."""
     monkeypatch.setattr(learner, "LOGITS_AT_ONCE", at_once)
     model = base.double()  # in float64 rounding hides nothing
@@ -150,7 +152,9 @@ def test_logprobs_entropies_and_gradients_are_those_of_the_logits(at_once, base,
     mask = batch[2].bool()
     weights = torch.randn(2, *mask.shape, generator=torch.Generator().manual_seed(0)) * mask
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda kept: kept):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: kept.append(tensor) or tensor, lambda kept: kept
+    ):
         found = learner.Policy(model, 0.7)(*batch, entropy_gradient=True)
     of_logits = [tensor for tensor in kept if tensor.size()[-1:] == (283,)]
     assert bool(of_logits) == (at_once == 2**27)  # else the backward pass computes them again

@@ -160,7 +160,9 @@ def samplers(model, tokenizer, sampling: Sampling, ends: list[int], *by_vllm: Sa
 
     A server has those of the toy base model.
     """
-    by_transformers = [Sampler(Transformers(tokenizer, batch_size=n), tokenizer, sampling) for n in (1, 3, 64)]
+    by_transformers = [
+        Sampler(Transformers(tokenizer, batch_size=n), tokenizer, sampling) for n in (1, 3, 64)
+    ]
     found = [*by_vllm, *by_transformers]
     for sampler in found:
         if not isinstance(sampler.backend, vllm_engine.Server):
@@ -258,7 +260,6 @@ def test_a_killed_server_ends_its_owner_in_one_line(command, server, base, token
 
     processes = psutil.Process(command.pid).children(recursive=True)
     [killed] = [process for process in processes if "api_server" in " ".join(process.cmdline())]
-    assert len(processes) > 2
     killed.kill()
     assert command.wait(timeout=10) == 2
     error = command.stderr.read()

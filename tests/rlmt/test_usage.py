@@ -40,7 +40,6 @@ def test_what_the_table_of_names_calls_ours_is_a_flag():
         ("train_grpo", "--gradient_checkpointing False", "write --gradient-checkpointing or --no-gradient-checkpointing"),
         ("train_grpo", "--learning-rat 1", "do you mean --learning-rate?"),
         ("train_grpo", "--learning_rate one", "Error parsing --learning-rate: could not convert string to float: 'one'"),
-        ("train_grpo", "--lora-r 8 16", "16 belongs to no flag"),
         ("eval_benchmarks", "ifeval --dtype half", "invalid choice 'half' for argument '--dtype'"),
     ],
 )  # fmt: skip

@@ -196,7 +196,9 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     own = tmp_path / "own.py"
     own.write_text(OWN_REWARD)
     run = tmp_path / "run"
-    more = f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
+    more = (
+        f"--rewards {own}:odd_words:1 --dynamic-sampling 30 --dtype bfloat16 --steps 1 --prompts-per-step 6"
+    )
     run_here(command(prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
     assert metrics["dynamic_sampling/attempts"] >= 1 and metrics["kl"] == 0

@@ -65,7 +65,11 @@ RUNS = {  # launcher, script and flags
     "reward": ([], REWARD),
     "reward-two": (FSDP2, REWARD),
     "bits": ([], f"{REWARD} {BITS} --lora-r 64 --optim adamw_8bit"),
-    "grpo": ([], f"{GRPO} --lora-r 4 --learning-rate 1e-2 --steps 2 --save-steps 1 --rewards preference:1 math:0 prime:0.5"),
+    "grpo": (
+        [],
+        f"{GRPO} --lora-r 4 --learning-rate 1e-2 --steps 2 --save-steps 1 "
+        "--rewards preference:1 math:0 prime:0.5",
+    ),
     "grpo-two": (FSDP2, f"{GRPO} --save-steps 4"),
     "ppo": ([], PPO),
     "ppo-two": (DDP, f"{PPO} {BITS} --lora-r 4 --critic policy"),

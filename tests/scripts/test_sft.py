@@ -55,7 +55,10 @@ def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
 
 @pytest.mark.parametrize(
     "changes, message",
-    [({"batch_size": 9}, "A step takes --batch-size 9"), ({"think_format": "zero_think"}, "has no warm start")],
+    [
+        ({"batch_size": 9}, "A step takes --batch-size 9"),
+        ({"think_format": "zero_think"}, "has no warm start"),
+    ],
 )
 def test_bad_input_is_one_clear_error(changes, message, tmp_path, exits):
     write_jsonl(tmp_path / "t.jsonl", [trace(id=i) for i in range(8)])

@@ -92,7 +92,8 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
             assert step == pytest.approx(expected_step, rel=tolerance, abs=0.01 * tolerance)
         assert found[algorithm]["weights"] == pytest.approx(expected["weights"], rel=0.1 * tolerance)
     if launcher is FSDP2:
-        # in bfloat16 a sum of 1,500 is off by a nat; a reference of the dtype of forwards is the policy to the bit
+        # in bfloat16 a sum of 1,500 is off by a nat
+        # a reference of the dtype of forwards is the policy to the bit
         assert found["bfloat16"] == {"gradients": ["torch.float32"] * 2, "reference": ["torch.bfloat16", 0.0]}
 
 
