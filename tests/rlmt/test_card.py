@@ -36,7 +36,6 @@ def run(tmp_path) -> Path:
 def test_a_card_names_base_data_algorithm_and_command(run):
     card = read_card(run)
     assert card.data.base_model == "Qwen/Qwen2.5-0.5B" and card.data.tags == ["rlmt", "grpo"]
-    assert not card.data.datasets and not card.data.license
     assert f'\n| trained from | `"{run.parent}/sft/model from Qwen/Qwen2.5-0.5B"` |\n' in card.text
     assert '\n| reward_model | `"Skywork/Skywork-Reward-Llama-3.1-8B-v0.2"` |\n' in card.text
     assert card.text.count("python train_grpo.py --prompts 'my prompts.jsonl'\n") == 1

@@ -81,9 +81,10 @@ def test_nothing_is_dropped_out(checkpointing, tmp_path):
     torch.testing.assert_close(found, before, rtol=0, atol=1e-5)
     assert trained.config.attn_pdrop == 0.1
     assert (len(kept) < 40) == checkpointing  # activations that the backward pass needs
+    modes = [module.training for module in trained.modules()]
     with model.evaluating(trained):  # as for a rollout
         assert not any(module.training for module in trained.modules())
-    assert trained.training
+    assert modes == [module.training for module in trained.modules()]
 
 
 @pytest.mark.parametrize("family, fits", [("gpt2", True), ("gemma4_text", True), ("cohere", False)])

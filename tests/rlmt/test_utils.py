@@ -54,6 +54,7 @@ PLAIN = [
     ("", False, "truncated", "", ""),
 ]
 ZERO_PLAIN = [
+    ("<response>y", True, "no_close", "", "y"),
     (" <response> y </response> ", True, "ok", "", "y"),
     ("<response>y</response>\nUser: <response>x</response>", True, "ok", "", "y"),
     ("<response><think>z</think>y</response>", True, "ok", "", "<think>z</think>y"),
