@@ -122,10 +122,11 @@ def test_heads_compute_in_float32(bfloat16_accelerator):
 
 
 def test_a_loss_mask_takes_advantages_alone(completions):
-    """The KL, the lengths and what is logged keep all tokens that the policy wrote."""
-    one = dataclasses.replace(completions[0], loss_mask=[0] * len(completions[0].ids))
+    """The KL, the lengths and what is logged keep all tokens that the policy wrote: here all but the first."""
+    n = len(completions[0].ids)
+    one = dataclasses.replace(completions[0], loss_mask=[0] * n, policy_mask=[0] + [1] * (n - 1))
     batch = learner.collate([one], "cpu")
-    assert batch["policy_mask"].all() and one.row()["n_tokens"] == len(one.ids)
+    assert batch["policy_mask"].tolist() == [one.policy_mask] and one.row()["n_tokens"] == n - 1
     assert not batch["advantages"].any() and any(one.advantages)
 
 

@@ -37,7 +37,6 @@ THINK = [  # (text, finished, status, thinking, response)
     ("<think>a</think>b</think>y", True, "nested", "a", "y"),
     ("<think>z</think>Write `<think>` first.", True, "nested", "z", "Write `<think>` first."),
     # tags of other formats, control tokens and odd characters are text
-    ("<think>z<|im_end|></think>y<|eot_id|>", True, "ok", "z<|im_end|>", "y<|eot_id|>"),
     ("<think>\u200b</think>\u200b", True, "ok", "\u200b", "\u200b"),  # zero-width space is a character
     ("<think>\0</think>\0y\0", True, "ok", "\0", "\0y\0"),
     ("\u200b<think>z</think>y", True, "no_open", "", "y"),

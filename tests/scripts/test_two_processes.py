@@ -164,7 +164,6 @@ def test_two_machines_write_one_run(tmp_path):
     assert len((run / "command.txt").read_text().splitlines()) == 1
     assert "step 2/2" in said[0] and "step " not in said[1]
     assert len(list(run.glob("checkpoint-2/model-optimizer-rank?.pt"))) == 2
-    assert (run / "model" / "model.safetensors").exists()
 
 
 def test_a_machine_that_does_not_share_the_disk_ends_the_run(tmp_path):
