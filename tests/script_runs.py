@@ -111,10 +111,6 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def check_same_bits(whole: Path, broken: Path) -> None:
     """Compares a run that was killed and resumed with one that was not: logs, and weights of all kinds."""
     assert metrics_of(broken) == metrics_of(whole)

@@ -1,5 +1,5 @@
-"""Updates of GRPO and PPO on stored completions of unequal lengths; tests/scripts/test_two_processes.py runs
-them on one process and on two."""
+"""Updates of GRPO, PPO and DPO on stored completions of unequal lengths; tests/scripts/test_two_processes.py
+runs them on one process and on two."""
 
 import math
 
@@ -12,8 +12,10 @@ from rlmt.model import load_trained
 from rlmt.run import RunArgs
 from rlmt.sampler import Completion
 from script_runs import BASE, REWARD_MODEL
+import train_dpo
 import train_grpo
 import train_ppo
+
 
 def stored_completions(n: int, n_rollouts: int) -> list[list[Completion]]:
     """Makes completions of random tokens, lengths and advantages; the same in every process."""
@@ -92,7 +94,7 @@ def grpo_gradients(completions: list, policy: Learner) -> dict[str, float]:
 
 
 def grpo_updates(accelerator) -> dict:
-    """Makes three updates, and one of an adapter; returns metrics and norms of weights."""
+    """Makes three updates; returns metrics and norms of weights."""
     policy = load(accelerator)
     steps = []
     for completions in stored_completions(12, 3):
@@ -104,9 +106,21 @@ def grpo_updates(accelerator) -> dict:
 
     # a forward without a backward leaves the last layers gathered
     policy.set_old_logprobs(own)
-    adapted = load(accelerator, lora_r=4)
-    steps.append(grpo_gradients(own, adapted))
-    return {"steps": steps, "weights": norms_of(policy), "adapted weights": norms_of(adapted)}
+    return {"steps": steps, "weights": norms_of(policy)}
+
+
+def dpo_updates(accelerator) -> dict:
+    """Makes an update of an adapter on pairs of an odd number; its reference is the model without it."""
+    policy = load(accelerator, lora_r=4)
+    pairs = []
+    for one in stored_completions(11, 1)[0]:
+        pairs.append(train_dpo.Pair(one.id, one.prompt_ids, one.ids, one.ids[::-2]))
+    pairs.sort(key=train_dpo.length_of, reverse=True)
+    train_dpo.set_reference_logps(pairs, policy)
+    means = train_dpo.accumulate_gradients(train_dpo.deal_all(pairs, accelerator), 11, policy, beta=0.3)
+    means["grad_norm"] = policy.clip_gradients(1.0)
+    policy.step()
+    return {"steps": [means], "weights": norms_of(policy)}
 
 
 def bfloat16_updates(accelerator) -> dict:
@@ -129,13 +143,16 @@ def bfloat16_updates(accelerator) -> dict:
     distances = policy.reference_logprobs(batch) - policy.logprobs(batch)[0]
     return {
         "gradients": [summed_in, dtype],
-        "norm": adapted.clip_gradients(1.0),
         "reference": [str(next(policy.reference.parameters()).dtype), distances.abs().max().item()],
     }
 
 
 def updates(accelerator) -> dict:
-    found = {"ppo": ppo_updates(accelerator), "grpo": grpo_updates(accelerator)}
+    found = {
+        "ppo": ppo_updates(accelerator),
+        "grpo": grpo_updates(accelerator),
+        "dpo": dpo_updates(accelerator),
+    }
     if accelerator.is_fsdp2:
         found["bfloat16"] = bfloat16_updates(accelerator)
     return found

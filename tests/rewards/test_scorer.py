@@ -1,9 +1,6 @@
 """Tests rewards/scorer.py with the toy's reward model and functions of our own."""
 
-import math
-
 import pytest
-import torch
 
 from rlmt import model as policy
 from rlmt import sampler as rollout
@@ -16,10 +13,6 @@ GOOD = "<think>\nBudget 12.\n</think>\n\nYou get 1 dish: {}."
 OWN_REWARDS = """
 def length(messages, response):
     return len(response)
-
-
-def known_half(rows):
-    return [None if i % 2 else float(i) for i, row in enumerate(rows)]
 """
 PROMPT = {"id": "p", "messages": [{"role": "user", "content": "I have 12 dollars."}]}
 
@@ -57,48 +50,23 @@ def completions(tokenizer) -> list[rollout.Completion]:
     for text in texts:
         sample = rollout.Sample(templates.encode_completion(tokenizer, text), None, True)
         found.append(rollout.read_completion(tokenizer, "think", PROMPT | {"prompt_ids": [5]}, sample))
-    assert [c.text for c in found] == texts
     return found
 
 
-def scores(scorer: Scorer, texts: list[str]) -> list[float]:
-    return scorer.reward_model.score([PROMPT["messages"]] * len(texts), texts)
-
-
-def test_what_a_malformed_completion_gets(scorer, completions, tmp_path):
+@pytest.mark.parametrize("on_bad_format", ["score", "null", "floor"])
+def test_what_a_malformed_completion_gets(scorer, completions, tmp_path, on_bad_format):
+    made = scorer(on_bad_format=on_bad_format, format_margin=2.0, gold=f"{tmp_path}/own.py:length")
     texts = [completion.text for completion in completions]
-    expected = scores(scorer(), texts)
-    golds = [0 if place in (1, 5) else len(completions[place].response) for place in range(8)]
-    for on_bad_format in ("score", "null", "floor"):
-        gold = f"{tmp_path}/own.py:length"
-        made = scorer(on_bad_format=on_bad_format, format_margin=2.0, gold=gold)
-        made.set_rewards(completions, None)
-        assert [completion.rewards["gold"] for completion in completions] == golds  # as in an evaluation
-        for place in (0, 2, 3, 4, 6, 7):
-            assert completions[place].reward == pytest.approx(expected[place], abs=1e-5)
-            assert completions[place].rewards["preference"] == completions[place].reward
-        bad = [completions[1].reward, completions[5].reward]
-        if on_bad_format == "score":
-            assert bad == pytest.approx([expected[1], expected[5]], abs=1e-5)
-        elif on_bad_format == "null":  # the strict mode asks for what opens the response, no more
-            null = scores(made, ["[NULL]"])
-            assert bad == pytest.approx([null[0], expected[5]], abs=1e-5)
-        else:
-            groups = ((0, 2, 3), (4, 6, 7))
-            floors = [min(completions[place].reward for place in group) - 2.0 for group in groups]
-            assert bad == pytest.approx(floors) and completions[1].rewards["preference"] is None
-            assert len(made.reward_model.cut) == 6
-
-
-def test_a_completion_without_a_reward_teaches_nothing(scorer, completions, tmp_path):
-    """Every second one has no value: it counts in no mean, and is not the floor's lowest."""
-    name = f"{tmp_path}/own.py:known_half"
-    made = scorer(rewards=(f"{name}:2", "format:0"), on_bad_format="floor")
+    if on_bad_format == "null":  # the strict mode asks for what opens the response, no more
+        texts[1] = "[NULL]"
+    expected = made.reward_model.score([PROMPT["messages"]] * 8, texts)
+    if on_bad_format == "floor":
+        for bad, good in ((1, (0, 2, 3)), (5, (4, 6, 7))):
+            expected[bad] = min(expected[place] for place in good) - 2.0
     made.set_rewards(completions, None)
-    rewards = [completion.reward for completion in completions]
-    assert [math.isnan(reward) for reward in rewards] == [False, False, False, True] * 2
-    assert rewards[:3] == [0.0, -1.0, 4.0] and rewards[4:7] == [8.0, 7.0, 12.0]
-    advantages = train_grpo.group_advantages(torch.tensor(rewards).view(2, 4))
-    assert not train_grpo.group_advantages(torch.full((2, 8), -13.37)).any()
-    assert advantages[:, 3].tolist() == [0.0, 0.0] and advantages[0].sum().abs() < 1e-5
-    assert [completion.row()["missing"] for completion in completions] == [False, False, False, True] * 2
+    assert [completion.reward for completion in completions] == pytest.approx(expected, abs=1e-5)
+    for place, completion in enumerate(completions):
+        is_bad = place in (1, 5)
+        assert completion.rewards["gold"] == (not is_bad) * len(completion.response)  # as in an evaluation
+        scored = None if is_bad and on_bad_format == "floor" else completion.reward
+        assert completion.rewards["preference"] == scored

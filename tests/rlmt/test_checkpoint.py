@@ -3,7 +3,6 @@
 Optimizers: tests/scripts/, where every script resumes to the bit.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from conftest import random_model
 from rlmt.learner import Learner, Policy, whole_weights
 from rlmt.model import load_trained, start_accelerator
 from rlmt.run import Run, RunArgs
-from script_runs import BASE, is_same, weights_of
+from script_runs import BASE, weights_of
 
 IDS = torch.arange(5, 25).repeat(2, 1)
 INPUTS = (IDS, torch.ones_like(IDS), torch.ones_like(IDS[:, 10:]))
@@ -40,15 +39,21 @@ def train(learner: Learner) -> None:
         learner.step()
 
 
+def same_logits(folder: Path, model, atol: float = 1e-4):
+    """Loads what was saved with transformers: all weights are there, and it says the same. Returns it."""
+    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()) and loaded.config.dtype == torch.float32
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=atol)
+    return loaded
+
+
 def test_an_optimizer_of_8_bits_keeps_whole_moments_of_embeddings(accelerator):
     learner = load(accelerator, optim="adamw_8bit")
     train(learner)
     layers = learner.model.model.model
-    for weight, dtype in (
-        (layers.layers[0].mlp.up_proj.weight, torch.uint8),
-        (layers.embed_tokens.weight, torch.float32),
-    ):
-        assert learner.optimizer.state[weight]["state1"].dtype == dtype
+    of_layer, of_embeddings = layers.layers[0].mlp.up_proj.weight, layers.embed_tokens.weight
+    states = learner.optimizer.state
+    assert states[of_layer]["state1"].dtype == torch.uint8 != states[of_embeddings]["state1"].dtype
 
 
 def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, tmp_path):
@@ -61,12 +66,9 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     with pytest.raises(AttributeError):  # as a full disk would end it, in the middle
         save_checkpoint(tmp_path, 101, {"model": None}, tokenizer)
     assert latest(tmp_path).name == "checkpoint-100"
-    left = {path.name.removeprefix("checkpoint-") for path in tmp_path.iterdir()}
-    assert left == {"10", "100", "101", "mine"}
-    args = RunArgs(out=str(tmp_path), resume=True)
-    config = {"args": {}, "constants": {}, "processes": 1}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    run = Run(args, "sft", "model")
+    assert not (tmp_path / "checkpoint-8").exists() and not (tmp_path / "checkpoint-9").exists()
+    (tmp_path / "config.json").write_text('{"args": {}, "constants": {}, "processes": 1}')
+    run = Run(RunArgs(out=str(tmp_path), resume=True), "sft", "model")
     run.find_checkpoint()
     left = {path.name for path in tmp_path.glob("checkpoint-*")}  # the torn ones are of no use
     assert run.first_step == 100 and left == {"checkpoint-100", "checkpoint-mine"}
@@ -85,21 +87,20 @@ def test_a_saved_model_is_an_ordinary_folder(bits, accelerator, tokenizer, tmp_p
     save_model(folder, learner.model, tokenizer)
     assert not (folder / "old").exists() and not unfinished.exists() and (folder / "README.md").exists()
 
-    loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values()) and loaded.config.dtype == torch.float32
-    found = Policy(loaded, 1.0)(*INPUTS)[0]
-    torch.testing.assert_close(found, learner.model(*INPUTS)[0], rtol=0, atol=1e-4)
-    before = Policy(AutoModelForCausalLM.from_pretrained(BASE), 1.0)(*INPUTS)[0]
-    assert (found - before).abs().max() > 0.01
+    loaded = same_logits(folder, learner.model.model, atol=1e-3)
+    before = AutoModelForCausalLM.from_pretrained(BASE)(IDS).logits
+    assert (loaded(IDS).logits - before).abs().max() > 0.1
     assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
     assert GenerationConfig.from_pretrained(folder).eos_token_id == tokenizer.stop_ids
     assert read_trained_as(str(folder)) == {"think_format": "think"}
 
     copy_model(folder, tmp_path / "best_by_gold")
-    assert is_same(weights_of(tmp_path / "best_by_gold"), weights_of(folder))
+    copied = weights_of(tmp_path / "best_by_gold")
+    torch.testing.assert_close(copied, weights_of(folder), rtol=0, atol=0)
     if bits:
         again = load(accelerator, tmp_path / "best_by_gold_adapter", **bits)
-        assert is_same(again.model.state_dict(), learner.model.state_dict())
+        expected = learner.model.state_dict()
+        torch.testing.assert_close(dict(again.model.state_dict()), dict(expected), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("lora_r", [0, 4])
@@ -117,9 +118,7 @@ def test_what_is_saved_is_the_model(family, lora_r, accelerator, tmp_path):
     save_weights(tmp_path / "saved", model)
 
     assert weights_of(tmp_path / "saved").keys() == weights_of(tmp_path / "base").keys()
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", output_loading_info=True)
-    assert not any(info.values())
-    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-4)
+    same_logits(tmp_path / "saved", model)
 
 
 def test_a_folder_that_reads_back_otherwise_ends_the_run(tmp_path):
@@ -138,5 +137,4 @@ def test_weights_in_4_bits_are_not_trained(accelerator, tmp_path, exits):
     assert "quantised and cannot be trained" in exits(load_trained, str(tmp_path), RunArgs())
     model = load_trained(str(tmp_path), RunArgs(gradient_checkpointing=False, lora_r=4))
     save_weights(tmp_path / "saved", model)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-3)
+    same_logits(tmp_path / "saved", model, atol=1e-3)

@@ -6,7 +6,6 @@ import re
 import shutil
 
 import pytest
-from conftest import FAMILIES
 
 from rlmt import chat as templates, checkpoint, sampler as rollout
 import utils
@@ -20,143 +19,65 @@ FORMATS = list(utils.THINK_FORMATS)
 
 THINK = [  # (text, finished, status, thinking, response)
     ("<think>z</think>y", True, "ok", "z", "y"),
-    ("<think>\nz\n</think>\n\ny", True, "ok", "z", "y"),
     (" \n<think> z </think> y \t\n", True, "ok", "z", "y"),
-    ("<think>a\n\nb</think>c\n\nd", True, "ok", "a\n\nb", "c\n\nd"),
-    ("\u00a0\u3000<think>z</think>y", True, "ok", "z", "y"),  # white space as str.strip knows it
     ("<think></think>y", True, "ok", "", "y"),  # no thought is a thought of length 0; SFT drops such rows
-    ("<think> \n\t</think>y", True, "ok", "", "y"),
-    ("<think>z</think>", True, "empty_response", "z", ""),
     ("<think>z</think> \n\t\u2003", True, "empty_response", "z", ""),
-    ("<think></think>", True, "empty_response", "", ""),
-    ("", True, "no_open", "", ""),
-    (" \n ", True, "no_open", "", ""),
-    ("y", True, "no_open", "", ""),
     ("Sure! <think>z</think>y", True, "no_open", "", "y"),
     ("z</think>y", True, "no_open", "", "y"),
-    ("</think>y", True, "no_open", "", "y"),
     ("</think>z<think>y", True, "no_open", "", "z<think>y"),  # swapped
-    ("z</think>a</think>y", True, "no_open", "", "y"),
     ("<think>z", True, "no_close", "z", ""),
-    ("<think>", True, "no_close", "", ""),
-    ("<think>z</think", True, "no_close", "z</think", ""),
     ("<thin", True, "no_open", "", ""),
     # almost tags
     ("<THINK>z</THINK>y", True, "no_open", "", ""),
-    ("<Think>z</think>y", True, "no_open", "", "y"),
-    ("<think>z</THINK>y", True, "no_close", "z</THINK>y", ""),
-    ("<think >z</think>y", True, "no_open", "", "y"),
-    ("< think>z</think>y", True, "no_open", "", "y"),
     ('<think lang="en">z</think>y', True, "no_open", "", "y"),
     ("<think>z</think >y", True, "no_close", "z</think >y", ""),
-    ("<think>z< /think>y", True, "no_close", "z< /think>y", ""),
-    ("<think>z<\\/think>y", True, "no_close", "z<\\/think>y", ""),
-    ("<thinking>z</thinking>y", True, "no_open", "", ""),
-    ("<think/>y", True, "no_open", "", ""),
     ("<<think>>z<</think>>y", True, "no_open", "", ">y"),
-    ("&lt;think&gt;z&lt;/think&gt;y", True, "no_open", "", ""),
-    ("\uff1cthink\uff1ez\uff1c/think\uff1ey", True, "no_open", "", ""),  # full-width brackets
-    ("<\u200bthink>z</think>y", True, "no_open", "", "y"),
     # twice
     ("<think>a<think>b</think>y", True, "nested", "a<think>b", "y"),
     ("<think>a</think>b</think>y", True, "nested", "a", "y"),
-    ("<think>a</think>b<think>c</think>y", True, "nested", "a", "y"),
-    ("<think><think>z</think></think>y", True, "nested", "<think>z", "y"),
-    ("<think><think>z", True, "nested", "<think>z", ""),
     ("<think>z</think>Write `<think>` first.", True, "nested", "z", "Write `<think>` first."),
-    ("<think>z</think>```\n<think>a</think>\n```", True, "nested", "z", "```"),
-    ("<think>put ``</think>`` last</think>y", True, "nested", "put ``", "y"),
     # tags of other formats, control tokens and odd characters are text
-    ("<think>z <response>r</response></think>y", True, "ok", "z <response>r</response>", "y"),
-    ("<think>z</think><response>y</response>", True, "ok", "z", "<response>y</response>"),
-    ("<think>z<|im_end|></think>y<|eot_id|>", True, "ok", "z<|im_end|>", "y<|eot_id|>"),
-    ("<think>z</think>y</thin", True, "ok", "z", "y</thin"),
     ("<think>\u200b</think>\u200b", True, "ok", "\u200b", "\u200b"),  # zero-width space is a character
-    ("<think>\u202e\u05d0</think>\u0627\u200f", True, "ok", "\u202e\u05d0", "\u0627\u200f"),
-    ("<think>\U0001f914</think>\U0001f44d\U0001f3fd", True, "ok", "\U0001f914", "\U0001f44d\U0001f3fd"),
     ("<think>\0</think>\0y\0", True, "ok", "\0", "\0y\0"),
-    ("<think>\ud800</think>\ufffd", True, "ok", "\ud800", "\ufffd"),
     ("\u200b<think>z</think>y", True, "no_open", "", "y"),
-    ("\ufeff<think>z</think>y", True, "no_open", "", "y"),
-    ("\0<think>z</think>y", True, "no_open", "", "y"),
     # cut off
     ("<think>z</think>y", False, "truncated", "z", "y"),
-    ("<think>z</think>", False, "truncated", "z", ""),
-    (" <think>z", False, "truncated", "z", ""),
     ("\n<th", False, "truncated", "", ""),
-    ("hello", False, "no_open", "", ""),
-    ("<thinky", False, "no_open", "", ""),
     ("z</think>y", False, "no_open", "", "y"),
-    ("<think>a<think>b", False, "nested", "a<think>b", ""),
-    ("<think>a</think>y</think>", False, "nested", "a", ""),
 ]
 PLAIN = [
     ("y", True, "ok", "", "y"),
-    (" y\n", True, "ok", "", "y"),
     ("<think>z</think>y", True, "ok", "", "<think>z</think>y"),
-    ("a</think><response>", True, "ok", "", "a</think><response>"),
     ("", True, "empty_response", "", ""),
-    (" \n", True, "empty_response", "", ""),
     ("y", False, "truncated", "", "y"),
     ("", False, "truncated", "", ""),
 ]
 ZERO_PLAIN = [
-    ("<response>y</response>", True, "ok", "", "y"),
+    ("<response>y", True, "no_close", "", "y"),
     (" <response> y </response> ", True, "ok", "", "y"),
     ("<response>y</response>\nUser: <response>x</response>", True, "ok", "", "y"),
-    ("<response>y</response></response>", True, "ok", "", "y"),
-    ("<response>y</response>", False, "ok", "", "y"),  # stopped at the closing tag, not cut off
-    ("<response>y</response> User: what", False, "ok", "", "y"),
     ("<response><think>z</think>y</response>", True, "ok", "", "<think>z</think>y"),
-    ("<response></response>", True, "empty_response", "", ""),
     ("<response> \n</response>", False, "empty_response", "", ""),
-    ("<response>y", True, "no_close", "", "y"),
-    ("<response>y</RESPONSE>", True, "no_close", "", "y</RESPONSE>"),
     ("<response>y</respon", False, "truncated", "", "y</respon"),
-    ("<response>", False, "truncated", "", ""),
     ("", True, "no_open", "", ""),
-    ("y", True, "no_open", "", ""),
     ("Sure: <response>y</response>", True, "no_open", "", "y"),
     ("<think>z</think><response>y</response>", True, "no_open", "", "y"),
-    ("<RESPONSE>y</RESPONSE>", True, "no_open", "", ""),
-    ("</response>y<response>", True, "no_open", "", ""),
     ("<response>a<response>b</response>", True, "nested", "", "b"),
-    ("<response>a<response>b", False, "nested", "", "b"),
 ]
 ZERO_THINK = [
-    ("<think>z</think><response>y</response>", True, "ok", "z", "y"),
     (" <think> z </think>\n<response> y </response>\n", True, "ok", "z", "y"),
     ("<think>z</think><response>y</response> more </think>", True, "ok", "z", "y"),
     ("<think>z</think><response>y</response>", False, "ok", "z", "y"),
-    ("<think></think><response>y</response>", True, "ok", "", "y"),
     ("<think>z</think><response></response>", True, "empty_response", "z", ""),
     ("<think>z</think> so <response>y</response>", True, "no_open", "z", "y"),
-    ("<think>z</think>y", True, "no_open", "z", ""),
-    ("<think>z</think>", True, "no_open", "z", ""),
-    ("<think>z</think>foo", False, "no_open", "z", ""),
-    ("<think>a</think></think><response>y</response>", True, "no_open", "a", "y"),
     ("<response>y</response><think>z</think>", True, "no_open", "", "y"),  # swapped
-    ("<response>y</response>", True, "no_open", "", "y"),
     ("", True, "no_open", "", ""),
-    ("<think>z", True, "no_close", "z", ""),
-    ("<think>z</response>", True, "no_close", "z</response>", ""),
     ("<think>z<response>y</response>", True, "no_close", "z<response>y</response>", "y"),
-    (
-        "<think>a<response>b</response></think><response>c</response>",
-        True,
-        "no_close",
-        "a<response>b</response>",
-        "b",
-    ),
-    ("<think>z</think><response>y", True, "no_close", "z", "y"),
     ("<think>a<response></think><response>y</response>", True, "nested", "a<response>", "y"),
-    ("<think>z</think><response>y</think></response>", True, "nested", "z", "y</think>"),
     ("<think>z</think><response>a<response>b</response>", True, "nested", "z", "b"),
-    ("<think>z</think>", False, "truncated", "z", ""),
     ("<think>z</think><respo", False, "truncated", "z", ""),
     ("<think>z</think><response>y</respo", False, "truncated", "z", "y</respo"),
     ("<think>put it in <response> tags", False, "truncated", "put it in <response> tags", ""),  # thinking
-    ("<think>use <response> tags</think><respo", False, "truncated", "use <response> tags", ""),
     ("", False, "truncated", "", ""),
 ]
 CASES = {"think": THINK, "plain": PLAIN, "zero_plain": ZERO_PLAIN, "zero_think": ZERO_THINK}
@@ -172,6 +93,35 @@ def test_split_thinking(think_format):
     assert met == STATUSES or (think_format == "plain" and met == {"ok", "empty_response", "truncated"})
 
 
+# --- 2. random texts against a grammar and the released code
+
+PIECES = [
+    *[*utils.TAGS] * 3,
+    *[tag.upper() for tag in utils.TAGS],
+    *[tag[:-1] for tag in utils.TAGS],
+    *["", "why so", "```", "<|im_end|>", *" \nz<>/\0\u200b\U0001f914\x1f\u2028"],
+]
+
+
+def is_well_formed(text: str, think_format: str, finished: bool) -> bool:
+    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its
+    parts."""
+    if "zero" in think_format and "</response>" in text:
+        text = text[: text.index("</response>") + len("</response>")]
+        finished = True
+    tags = "|".join(utils.THINK_FORMATS[think_format].tags)
+    words = rf"(?:(?!{tags}).)*" if tags else ".*"
+    answer = rf"\s*(?=\S){words}"
+    tagged_answer = rf"<response>(?!\s*</response>){words}</response>"
+    grammar = {
+        "think": rf"\s*<think>{words}</think>{answer}",
+        "plain": answer,
+        "zero_plain": rf"\s*{tagged_answer}",
+        "zero_think": rf"\s*<think>{words}</think>\s*{tagged_answer}",
+    }
+    return finished and re.fullmatch(grammar[think_format], text, re.DOTALL) is not None
+
+
 def released_reading(text: str, opening: str, closing: str) -> str:
     """Follows the rule of the released training code step by step, for one pair of delimiters."""
     behind_opening = text.find(opening)
@@ -183,30 +133,32 @@ def released_reading(text: str, opening: str, closing: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("think_format", FORMATS)
-def test_what_is_scored_is_the_response_of_a_good_completion_and_the_released_reading_of_any(think_format):
-    opening, closing = {
-        "think": ("</think>", ""),
-        "plain": ("", ""),
-        "zero_think": ("<response>", "</response>"),
-        "zero_plain": ("<response>", "</response>"),
-    }[think_format]
+DELIMITERS = {"think": ("</think>", ""), "plain": ("", "")}
+DELIMITERS |= dict.fromkeys(["zero_think", "zero_plain"], ("<response>", "</response>"))
+
+
+def test_random_texts_have_the_status_of_the_grammar_and_the_score_of_the_released_reading():
     rng = random.Random(0)
-    n_good = 0
-    for _ in range(3000):
-        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(8)))
-        if rng.random() < 0.2:
-            text = join_thinking("z", "y", think_format) + text
-        scored = utils.response_to_score(text, think_format)
-        assert scored == released_reading(text, opening, closing).strip(), text
-        parts = split_thinking(text, think_format)
-        if parts.status == "ok":
-            n_good += 1
-            assert scored == parts.response, text
-    assert n_good > 30
+    seen = set()
+    for case in range(5000):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(10)))
+        if case % 5 == 0:  # a good one, cut or with a piece put into it
+            good = join_thinking("z", "y", rng.choice(FORMATS))
+            place = rng.randrange(len(good) + 1)
+            text = good[:place] + rng.choice(["", rng.choice(PIECES) + good[place:]])
+        for think_format in FORMATS:
+            scored = utils.response_to_score(text, think_format)
+            assert scored == released_reading(text, *DELIMITERS[think_format]).strip(), text
+            for finished in (True, False):
+                parts = split_thinking(text, think_format, finished)
+                well_formed = is_well_formed(text, think_format, finished)
+                assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
+                assert not well_formed or scored == parts.response, text
+                seen.add(parts.status)
+    assert seen == STATUSES
 
 
-# --- 2. a format that a user adds: one entry in THINK_FORMATS
+# --- 3. a format that a user adds: one entry in THINK_FORMATS
 
 
 @pytest.fixture
@@ -238,18 +190,16 @@ def test_an_added_format_is_templated_stopped_and_saved(load, plan_format, token
     sample = rollout.Sample(ids, None, finished)
     row = {"id": "r", "messages": [USER], "prompt_ids": [1]}
     completion = rollout.read_completion(tokenizer, plan_format, row, sample)
-    assert (completion.text, completion.status, completion.cut_off) == (written, "ok", False)
-    assert (completion.thinking, completion.response) == ("first", "then")
+    assert (completion.thinking, completion.response, completion.status) == ("first", "then", "ok")
 
     # a checkpoint tells its format, and a script refuses another one
     folder = tmp_path / "model"
     shutil.copytree(tokenizer_folders["qwen25_base"], folder)
     checkpoint.save_tokenizer(folder, tokenizer)
     assert templates.read_trained_as(str(folder)) == {"think_format": plan_format}
-    assert templates.load_tokenizer(str(folder)).own_ends == tokenizer.stop_ids
 
 
-# --- 3. chat templates
+# --- 4. chat templates
 
 THOUGHT = "<think>\nFirst: 2+2 .\n\n  Then\u00a04 \U0001f914\n</think>\n\nIt 's 4 ."
 USER = {"role": "user", "content": "What is 2+2 ?"}
@@ -281,20 +231,6 @@ CHOSEN = {
 }
 
 
-@pytest.fixture(params=FAMILIES)
-def prepared(request, load):
-    """(think format, tokenizer as users load it, the same prepared) for all formats that a family can
-    have."""
-    found = []
-    for think_format in FORMATS:
-        if request.param == "r1" and not utils.THINK_FORMATS[think_format].instruction:
-            continue  # refused, see below
-        tokenizer = load(request.param)
-        prepare_tokenizer(tokenizer, think_format)
-        found.append((think_format, load(request.param), tokenizer))
-    return found
-
-
 @pytest.mark.parametrize("family", CHOSEN)
 @pytest.mark.parametrize("think_format", ["think", "plain"])
 def test_prepare_tokenizer_chooses(load, family, think_format):
@@ -313,16 +249,23 @@ def test_a_warm_start_keeps_the_template_that_it_was_trained_with(load, tmp_path
     file = tmp_path / "mine.jinja"
     file.write_text("Mine, with a <think>. " + templates.CHAT_TEMPLATES["chatml"])
     tokenizer = load("qwen25_base")
+    tokenizer.own_ends = [7]  # of its generation config
     prepare_tokenizer(tokenizer, think_format, str(file))
     checkpoint.save_tokenizer(tmp_path, tokenizer)
     trained = templates.load_tokenizer(str(tmp_path))
     prepare_tokenizer(trained, think_format)
     assert trained.chat_template == file.read_text()
+    assert trained.stop_ids == tokenizer.stop_ids and {7, trained.eos_token_id} <= {*trained.stop_ids}
 
 
-def test_a_prompt_holds_every_turn_verbatim(prepared):
-    for think_format, _, tokenizer in prepared:
+@pytest.mark.parametrize("family", [*CHOSEN, "r1"])
+def test_a_prompt_holds_every_turn_verbatim(load, family):
+    for think_format in FORMATS:
         own_instruction = utils.THINK_FORMATS[think_format].instruction
+        if family == "r1" and not own_instruction:
+            continue  # refused: its template has the opening tag
+        tokenizer = load(family)
+        prepare_tokenizer(tokenizer, think_format)
         for chat in CHATS.values():
             ids = encode_prompt(tokenizer, chat)
             text = tokenizer.decode(ids)
@@ -345,50 +288,3 @@ def test_prompt_and_completion_are_the_rendered_conversation(load, family):
         ids = encode_prompt(tokenizer, chat) + encode_completion(tokenizer, THOUGHT)
         later = [*chat, {"role": "assistant", "content": THOUGHT}, {"role": "user", "content": "Go on."}]
         assert encode_prompt(tokenizer, later)[: len(ids)] == ids
-
-
-# --- 4. the parser against a grammar
-
-PIECES = [
-    *[*utils.TAGS] * 3,
-    *[tag.upper() for tag in utils.TAGS],
-    *[tag[:-1] for tag in utils.TAGS],
-    *["", "why so", "```", "<|im_end|>", *" \nz<>/\0\u200b\U0001f914\x1f\u2028"],
-]
-
-
-def is_well_formed(text: str, think_format: str, finished: bool) -> bool:
-    """Tells by a regular expression whether a completion is well formed: no tag of the format inside its
-    parts."""
-    if "zero" in think_format and "</response>" in text:
-        text = text[: text.index("</response>") + len("</response>")]
-        finished = True
-    tags = "|".join(utils.THINK_FORMATS[think_format].tags)
-    words = rf"(?:(?!{tags}).)*" if tags else ".*"
-    answer = rf"\s*(?=\S){words}"
-    tagged_answer = rf"<response>(?!\s*</response>){words}</response>"
-    grammar = {
-        "think": rf"\s*<think>{words}</think>{answer}",
-        "plain": answer,
-        "zero_plain": rf"\s*{tagged_answer}",
-        "zero_think": rf"\s*<think>{words}</think>\s*{tagged_answer}",
-    }
-    return finished and re.fullmatch(grammar[think_format], text, re.DOTALL) is not None
-
-
-def test_split_thinking_follows_the_grammar_on_5000_random_texts():
-    rng = random.Random(0)
-    seen = set()
-    for case in range(5000):
-        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(10)))
-        if case % 5 == 0:  # a good one, cut or with a piece put into it
-            good = join_thinking("z", "y", rng.choice(FORMATS))
-            place = rng.randrange(len(good) + 1)
-            text = good[:place] + rng.choice(["", rng.choice(PIECES) + good[place:]])
-        for think_format in FORMATS:
-            for finished in (True, False):
-                parts = split_thinking(text, think_format, finished)
-                well_formed = is_well_formed(text, think_format, finished)
-                assert (parts.status == "ok") == well_formed, (text, think_format, finished, parts)
-                seen.add(parts.status)
-    assert seen == STATUSES

@@ -24,21 +24,22 @@ from train_dpo import Pair, build_pairs, load_pairs
 def test_best_against_worst_of_each_prompt_and_round():
     """Never a malformed one, nor equal texts, whose rewards may still differ a little."""
     rows = []
-    for step, prompt, reward, status, text in (
-        (1, "a", 1.0, "ok", "ham"),
-        (1, "a", 3.0, "ok", "egg"),
-        (1, "a", -2.0, "ok", "tea"),
-        (1, "a", 9.0, "truncated", "pie"),
-        (2, "a", 7.0, "ok", "ham"),
-        (2, "a", 6.0, "ok", "egg"),
-        (1, "tie", 1.0, "ok", "ham"),
-        (1, "tie", 1.0, "ok", "egg"),
-        (1, "one", 1.0, "ok", "ham"),
-        (1, "none", None, "no_open", "ham"),
-        (1, "twins", 1.0, "ok", "ham"),
-        (1, "twins", 1.0000002, "ok", "ham"),
+    for step, prompt, reward, response in (
+        (1, "a", 1.0, "ham"),
+        (1, "a", 3.0, "egg"),
+        (1, "a", -2.0, "tea"),
+        (1, "a", 9.0, ""),
+        (2, "a", 7.0, "ham"),
+        (2, "a", 6.0, "egg"),
+        (1, "tie", 1.0, "ham"),
+        (1, "tie", 1.0, "egg"),
+        (1, "one", 1.0, "ham"),
+        (1, "none", None, ""),
+        (1, "twins", 1.0, "ham"),
+        (1, "twins", 1.0000002, "ham"),
     ):
-        row = {"step": step, "id": prompt, "reward": reward, "status": status, "response": text}
+        status = "ok" if response else "truncated"
+        row = {"step": step, "id": prompt, "reward": reward, "status": status, "response": response}
         rows.append(row | {"ids": [len(rows)]})
     pairs, skipped = build_pairs(rows, 2, "response")
     assert pairs == [
@@ -59,12 +60,11 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
         {**full, "rejected_thinking": ""},
         {**full, "rejected": "ham 5", "rejected_thinking": "ham"},
         {**full, "rejected": "ham " * 200},
-        {**full, "rejected": "cheese <|im_end|>"},
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     args = train_dpo.Args(pairs=str(tmp_path / "pairs.jsonl"), max_completion_tokens=100)
     [pair], dropped, _ = load_pairs(args, tokenizer)
-    assert [row["reason"] for row in dropped] == ["malformed", "tie", "too_long", "malformed"]
+    assert [row["reason"] for row in dropped] == ["malformed", "tie", "too_long"]
     assert pair.prompt_ids == encode_prompt(tokenizer, messages)
     # thinking in the text is laid out as a model of this format writes it
     assert pair.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
@@ -95,9 +95,9 @@ class RealDPOTrainer(DPOTrainer):
 
 def perturb(model: torch.nn.Module) -> None:
     """Makes a policy that differs from its reference."""
-    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     for weight in model.parameters():
-        weight.data += 0.1 * weight.std().nan_to_num() * torch.randn(weight.shape, generator=generator)
+        weight.data += 0.1 * weight.std().nan_to_num() * torch.randn_like(weight)
 
 
 def gradient_of(model: torch.nn.Module) -> torch.Tensor:
@@ -109,15 +109,9 @@ def trl(tmp_path_factory) -> tuple[dict, torch.Tensor]:
     """TRL's metrics and gradient of one step."""
     names = ("prompt_ids", "chosen_ids", "rejected_ids")
     rows = [{name: getattr(pair, name) for name in names} for pair in PAIRS]
-    config = DPOConfig(
-        output_dir=str(tmp_path_factory.mktemp("trl")),
-        beta=0.3,
-        max_length=None,
-        bf16=False,
-        use_cpu=True,
-        report_to=[],
-        gradient_checkpointing=False,
-    )
+    plain = dict.fromkeys(("bf16", "gradient_checkpointing"), False)
+    folder = str(tmp_path_factory.mktemp("trl"))
+    config = DPOConfig(folder, beta=0.3, max_length=None, use_cpu=True, report_to=[], **plain)
     trainer = RealDPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(BASE),
         args=config,
@@ -128,11 +122,8 @@ def trl(tmp_path_factory) -> tuple[dict, torch.Tensor]:
     trainer.model.train()
     loss = trainer.compute_loss(trainer.model, trainer.data_collator(rows))
     loss.backward()
-    metrics = {"loss": loss.item()}
-    for name, values in trainer._metrics["train"].items():
-        if name.startswith(("rewards/", "logps/")):
-            metrics[name] = values[0]
-    return metrics, gradient_of(trainer.model)
+    metrics = {name: values[0] for name, values in trainer._metrics["train"].items()}
+    return metrics | {"loss": loss.item()}, gradient_of(trainer.model)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 100, 10_000])
@@ -144,5 +135,7 @@ def test_loss_gradient_and_metrics_are_trls(trl, micro_batch_tokens):
     train_dpo.set_reference_logps(pairs, policy)
     perturb(model)
     means = train_dpo.accumulate_gradients(pairs, len(pairs), policy, beta=0.3)
-    assert means == pytest.approx(trl[0], rel=1e-4, abs=1e-5) and abs(means["loss"] - math.log(2)) > 1e-2
+    for name, mean in means.items():
+        assert mean == pytest.approx(trl[0][name], rel=1e-4, abs=1e-5), name
+    assert abs(means["loss"] - math.log(2)) > 1e-2
     assert (gradient_of(model) - trl[1]).norm() / trl[1].norm() < 1e-5

@@ -2,7 +2,6 @@
 the script."""
 
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,7 +160,8 @@ def test_loss_gradient_and_metrics_are_trls(trainer, loss_type, epsilon_high, be
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-6)
 
     metrics = {name: values[0] for name, values in trainer._metrics["train"].items()}
-    metrics["clip_ratio/high_mean"] = metrics.get("cispo_clip_ratio", metrics.get("clip_ratio/high_mean"))
+    if loss_type == "cispo":
+        metrics["clip_ratio/high_mean"] = metrics["cispo_clip_ratio"]
     assert sums["clip_ratio/high_mean"] > 0 and ("kl" in sums) == bool(beta)
     for name in sums.keys() & metrics.keys():
         if loss_type != "gspo" or name == "kl":  # TRL's mean of sequences is over sequences, ours over tokens
@@ -201,16 +201,16 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
     )
     run_here(command(prompts, run, more))
     [metrics] = read_log(run / "metrics.jsonl")
-    assert 1 <= metrics["dynamic_sampling/attempts"] <= 30
-    assert metrics["kl"] == 0
+    assert metrics["dynamic_sampling/attempts"] >= 1 and metrics["kl"] == 0
     assert {weight.dtype for weight in weights_of(run / "model").values()} == {torch.float32}
     trained = read_log(run / "completions.jsonl")
     assert len(trained) == 24 and len({row["id"] for row in trained}) == 6  # no prompt is there twice
     chosen = [row["id"] for row in rows_of_step(read_log(prompts), 1, 6, 0)]
     for n, before in enumerate(chosen):
         group = trained[4 * n : 4 * n + 4]
-        [after] = {row["id"] for row in group}
-        assert int(after.split("-")[-1]) % 2 and [row["reward"] for row in group] == [0.0, 1.0, 2.0, 3.0]
+        after = group[0]["id"]
+        assert [(row["id"], row["reward"]) for row in group] == [(after, float(i)) for i in range(4)]
+        assert int(after.split("-")[-1]) % 2
         if int(before.split("-")[-1]) % 2:  # one with a signal stays
             assert after == before
 
@@ -224,7 +224,6 @@ def test_dynamic_sampling_replaces_flat_groups(prompts, tmp_path):
         ("--group-size 1", "--group-size 1 gives every completion the advantage zero"),
         ("--updates-per-rollout 3", "--prompts-per-step 4 cannot be split"),
         ("--scale-rewards pass_at_k --group-size 3", "--scale-rewards pass_at_k needs at least"),
-        ("--prompts nowhere.jsonl", "nowhere.jsonl: no such file"),
     ],
 )
 def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_path):
@@ -235,9 +234,8 @@ def test_bad_arguments_are_one_clear_error(words, message, prompts, here, tmp_pa
 
 def test_one_process_sees_one_gpu():
     """Under accelerate each process has its GPU by its rank; rlmt leaves the variable alone there."""
-    without = {k: v for k, v in os.environ.items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")}
     code = "import sys; sys.argv = ['train_grpo.py']; import rlmt, os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     seen = []
-    for more in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"}):
-        seen.append(subprocess.check_output([sys.executable, "-c", code], env=without | more, cwd=ROOT))
+    for env in ({}, {"LOCAL_RANK": "1"}, {"CUDA_VISIBLE_DEVICES": "3"}):
+        seen.append(subprocess.check_output([sys.executable, "-c", code], env=env, cwd=ROOT))
     assert seen == [b"0\n", b"None\n", b"3\n"]

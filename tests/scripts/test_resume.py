@@ -28,7 +28,6 @@ from script_runs import (
     weights_of,
     write_prompts,
 )
-from transformers import AutoTokenizer, GenerationConfig
 
 import eval_sentient
 from data.toy import world
@@ -66,7 +65,11 @@ RUNS = {  # launcher, script and flags
     "reward": ([], REWARD),
     "reward-two": (FSDP2, REWARD),
     "bits": ([], f"{REWARD} {BITS} --lora-r 64 --optim adamw_8bit"),
-    "grpo": ([], f"{GRPO} --lora-r 4 --learning-rate 1e-2 --steps 2 --save-steps 1"),
+    "grpo": (
+        [],
+        f"{GRPO} --lora-r 4 --learning-rate 1e-2 --steps 2 --save-steps 1 "
+        "--rewards preference:1 math:0 prime:0.5",
+    ),
     "grpo-two": (FSDP2, f"{GRPO} --save-steps 4"),
     "ppo": ([], PPO),
     "ppo-two": (DDP, f"{PPO} {BITS} --lora-r 4 --critic policy"),
@@ -85,7 +88,7 @@ def data(tmp_path_factory) -> Path:
     write_jsonl(folder / "pairs.jsonl", world.pair_rows(40, 0))
     write_jsonl(folder / "held_out.jsonl", world.pair_rows(4, 0))
     write_jsonl(folder / "users.jsonl", toy_users.profiles(10, 0, "train"))
-    prompts = read_log(write_prompts(folder / "prompts.jsonl", 21))
+    prompts = read_log(write_prompts(folder / "prompts.jsonl", 21, answer="5"))
     write_jsonl(folder / "prompts.jsonl", prompts[:20])
     write_jsonl(folder / "one_prompt.jsonl", prompts[20:])
     return folder
@@ -179,6 +182,8 @@ def test_two_killed_processes_of_dpo_end_with_the_same_bits(data, whole, tmp_pat
     assert f"resumes from {out}/round-1/checkpoint-" in execute("dpo-two", data, out, "--resume")
     for name in ("", "round-1"):
         check_same_bits(whole("dpo-two") / name, out / name)
+    texts = [row["text"] for row in read_log(out / "completions.jsonl")]
+    assert len(texts) == 48 and len(set(texts)) > 24  # each samples its share
 
 
 def test_two_processes_of_grpo_lose_nothing_by_signals(data, tmp_path):
@@ -208,81 +213,67 @@ def test_two_processes_of_grpo_lose_nothing_by_signals(data, tmp_path):
         assert ranks[0].is_alive()
         time.sleep(0.01)
     os.kill(ranks[1].pid, signal.SIGKILL)
-    codes = codes_of(ranks)
-    assert None not in codes and 0 not in codes  # the other does not wait
+    assert not {None, 0} & {*codes_of(ranks)}  # the other does not wait
 
-    undisturbed = tmp_path / "whole"
     n_steps = str(step_of(latest(run)) + 1)
-    for out in (run, undisturbed):
+    for out in (run, tmp_path / "whole"):
         execute("grpo-two", data, out, "--steps", n_steps, "--resume")
-    check_same_bits(undisturbed, run)  # a stop saves, but does not measure
+    check_same_bits(tmp_path / "whole", run)  # a stop saves, but does not measure
     assert max(row["sampling/logprob_gap"] for row in read_log(path)) < 1e-4
 
 
 # --- what a run writes
 
 
-def test_what_sft_writes(whole):
-    run = whole("sft")
-    metrics = metrics_of(run)
-    committed = read_log(ROOT / "results/toy/toy-sft-think-s0/metrics.jsonl")[0]
-    # ends_turn is newer than that run
-    assert metrics[0].keys() | {"seconds", "step_time"} == committed.keys() | {"ends_turn"}
+def test_what_is_logged_is_what_committed_runs_have(whole):
+    for name, committed in (("reward", "reward-weak-rm"), ("sft", "toy-sft-think-s0")):
+        metrics = metrics_of(whole(name))
+        before = read_log(ROOT / "results" / "toy" / committed / "metrics.jsonl")[0].keys()
+        # ends_turn is newer than that run
+        assert metrics[0].keys() - {"ends_turn"} == before - {"seconds", "step_time"}
     assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["steps"], summary["n_rows"], summary["dropped"]) == (4, 14, {})
-    tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    ends = GenerationConfig.from_pretrained(run / "model").eos_token_id
-    assert ends == [AutoTokenizer.from_pretrained(BASE).eos_token_id, tokenizer.eos_token_id]
 
 
 def test_what_the_reward_model_writes(whole):
     run = whole("reward")
-    committed = read_log(ROOT / "results/toy/reward-weak-rm/metrics.jsonl")[0]
-    assert metrics_of(run)[0].keys() | {"seconds", "step_time"} == committed.keys()
     summary = json.loads((run / "summary.json").read_text())
     held_out = summary["held_out"]
     assert summary["n_pairs"] + held_out["n"] + summary["dropped"] == 40
-    assert 0 < held_out["length_baseline"] < 1 and held_out["equal_length"]["n"] > 0
+    assert held_out["equal_length"]["n"] > 0
     assert not (run / "model" / "think_format.json").exists()
     model = RewardModel(str(run / "model"), reward_on="response")
     assert math.isfinite(model.score([[{"role": "user", "content": "Hi"}]], ["You get 1 dish."])[0])
-
-
-def test_a_head_is_trained_whole_and_lies_with_the_adapter(whole):
+    # of a run with LoRA the head is trained whole, and lies with the adapter
     adapter = weights_of(whole("bits") / "adapter")
-    [head] = [name for name in adapter if name.endswith("score.weight")]
     merged = weights_of(whole("bits") / "model")
+    [head] = [name for name in adapter if name.endswith("score.weight")]
     assert torch.equal(adapter[head], merged["score.weight"])
-    assert merged.keys() == weights_of(whole("reward") / "model").keys()
+    assert merged.keys() == weights_of(run / "model").keys()
 
 
-def test_what_grpo_measures_and_keeps(whole):
-    for metrics in read_log(whole("grpo") / "metrics.jsonl"):
-        assert math.isfinite(metrics["loss"]) and metrics["sampling/logprob_gap"] < 1e-4
-    measured = read_log(whole("grpo") / "held_out.jsonl")
+def test_what_grpo_and_ppo_measure_and_keep(whole):
+    run = whole("grpo")
+    measured = read_log(run / "held_out.jsonl")
     assert [row["step"] for row in measured] == [0, 1, 2] and {row["n"] for row in measured} == {1}
     for file in ("best_by_gold/think_format.json", "adapter/adapter_model.safetensors"):
-        assert (whole("grpo") / file).exists()
-
-
-def test_a_critic_in_4_bits_has_a_head_that_begins_at_zero(whole):
+        assert (run / file).exists()
     first, second = metrics_of(whole("ppo-two"))
-    assert all(map(math.isfinite, [*first.values(), *second.values()]))
-    assert first["value/mean"] == 0.0 != second["value/mean"]
+    assert first["value/mean"] == 0.0 != second["value/mean"]  # the critic's head begins at zero
+    for metrics in (first, second, *metrics_of(run)):
+        assert all(map(math.isfinite, metrics.values()))
+    assert max(metrics["sampling/logprob_gap"] for metrics in metrics_of(run)) < 1e-4
 
 
 def test_what_dpo_writes(whole):
     run = whole("dpo")
     completions = read_log(run / "completions.jsonl")
     assert {row["reward"] for row in completions if row["status"] != "ok"} == {None}
+    assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     for number, metrics in enumerate(read_log(run / "metrics.jsonl"), start=1):
-        assert metrics["pairs"] + sum(metrics["skipped"].values()) == 8
         steps = read_log(run / f"round-{number}" / "metrics.jsonl")
         assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
         assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
-        assert sum(step["rewards/margins"] for step in steps[len(steps) // 2 :]) > 0
-    assert len({row["id"] for row in completions}) == 16  # other prompts in each round
+        assert steps[-1]["rewards/margins"] > 0
     assert [row["step"] for row in read_log(run / "held_out.jsonl")] == [0, 1, 2]
 
 
@@ -293,39 +284,24 @@ def test_what_rlver_writes(name, group_size, whole):
     rows = read_log(run / "completions.jsonl")
     assert max(row["turns"] for row in rows) > 1
     for row in rows:
-        spoken = [turn["role"] for turn in row["dialogue"]]
-        emotion = 0
-        if row["ended"] != "bad_format":
-            emotion = row["dialogue"][-1]["emotion-point"]
-            spoken.pop()
-        assert spoken == ["user", "assistant"] * row["turns"] and row["emotion"] == emotion
-        assert row["reward"] == row["rewards"]["emotion"] == max(0, emotion / 100)
-    ids = []
-    for step in (1, 2):
-        for profile in rows_of_step(toy_users.profiles(10, 0, "train"), step, 4, 0):
-            ids += [profile["id"]] * group_size
-    assert [row["id"] for row in rows] == ids
-
+        assert row["reward"] == row["rewards"]["emotion"] == max(0, row["emotion"] / 100)
+    profiles = toy_users.profiles(10, 0, "train")
+    chosen = rows_of_step(profiles, 1, 4, 0) + rows_of_step(profiles, 2, 4, 0)
+    assert [row["id"] for row in rows[::group_size]] == [profile["id"] for profile in chosen]
     for metrics in metrics_of(run):
-        assert metrics.keys() >= {"loss", "dialogue/success", "dialogue/ended_turns"}
         assert all(math.isfinite(value) for value in metrics.values())
-        of_step = [row for row in rows if row["step"] == metrics["step"]]
-        n_turns = sum(row["turns"] for row in of_step)
-        assert metrics["dialogue/turns"] == pytest.approx(n_turns / len(of_step))
         # of the policy's tokens alone: the user's have no log-probability
         assert metrics["sampling/logprob_gap"] < 1e-4
         if name == "rlver":
             assert metrics["sampling/logprob_gap"] > 0 and metrics["value/grad_norm"] > 0
             assert metrics["learning_rate"] == pytest.approx(1.5e-4 * metrics["step"])
-    assert json.loads((run / "summary.json").read_text()) == {"steps": 2, "users": 10}
-    assert (run / "page.html").exists()
     # an evaluation gives the model the context that it was trained in
     args = eval_sentient.Args(model=str(run / "model"))
     eval_sentient.Partner(args)
     assert args.keep_thinking and not args.ask_thinking
 
 
-# --- two processes learn what one learns; tests/scripts/test_two_processes.py has GRPO and PPO
+# --- two processes learn what one learns; test_two_processes.py has GRPO, PPO and DPO
 
 
 @pytest.mark.parametrize("name", ["sft", "reward"])
@@ -334,29 +310,7 @@ def test_two_processes_learn_what_one_learns(name, whole):
     for expected, found in zip(metrics_of(whole(name)), metrics_of(two), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     expected = weights_of(whole(name) / "model")
-    found = weights_of(two / "model")
-    assert expected.keys() == found.keys()
-    for key, weight in found.items():
-        torch.testing.assert_close(weight, expected[key], rtol=0, atol=1e-4)
-
-
-def test_two_processes_of_dpo_are_one(data, whole, tmp_path):
-    """Each of two processes samples its share; FSDP2 trains on the pairs as one process does."""
-    two = whole("dpo-two")
-    one = tmp_path / "one"
-    (one / "round-1").mkdir(parents=True)
-    for path in (two / "round-1").glob("samples-*"):
-        shutil.copy(path, one / "round-1")
-    config = json.loads((two / "config.json").read_text())
-    (one / "config.json").write_text(json.dumps(config | {"processes": 1}))
-    words = command("dpo-two", data, one, "--resume")
-    run_here([sys.executable, *words[words.index("train_dpo.py") :]])
-
-    texts = [row["text"] for row in read_log(two / "completions.jsonl")]
-    assert len(texts) == 48 and len(set(texts)) > 24
-    for ours, theirs in zip(metrics_of(two / "round-1"), metrics_of(one / "round-1"), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert weights_of(two / "adapter").keys() == weights_of(one / "adapter").keys() != set()
+    torch.testing.assert_close(weights_of(two / "model"), expected, rtol=0, atol=1e-4)
 
 
 # --- what ends a run

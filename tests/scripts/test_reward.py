@@ -3,9 +3,9 @@
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from torch.nn.functional import logsigmoid
 from script_runs import BASE
 from transformers import AutoModelForSequenceClassification
 
@@ -36,19 +36,17 @@ def test_pairs_are_rendered_as_the_scorer_renders_them(tokenizer, exits):
     (with_thinking,), _ = build_pairs([ROW], tokenizer, "think+response", 512)
     assert "<think>\nBudget 12.\n</think>\n\nYou get" in tokenizer.decode(with_thinking.chosen_ids)
 
-    same = {**ROW, "rejected": ROW["chosen"]}
+    same = ROW | {"rejected": ROW["chosen"]}
     _, dropped = build_pairs([same, ROW], tokenizer, "response", pair.longest - 1)
     assert [row["reason"] for row in dropped] == ["identical", "too_long"]
     without = [ROW | {"rejected_thinking": None}]
-    said = exits(build_pairs, without, tokenizer, "think+response", 512)
-    assert "row p has neither 'rejected_thinking'" in said
+    assert "has neither 'rejected_thinking'" in exits(build_pairs, without, tokenizer, "think+response", 512)
 
 
 def test_held_out_pairs_have_prompts_of_their_own():
-    rows = [{"id": n, "messages": [{"role": "user", "content": f"q{n // 4}"}]} for n in range(40)]
+    rows = [{"messages": [{"role": "user", "content": f"q{n // 4}"}]} for n in range(40)]
     train, held_out = train_reward.split_by_prompt(rows, 0.3, 0)
-    assert len(held_out) == 12 and sorted(row["id"] for row in train + held_out) == list(range(40))
-    assert not {row["id"] // 4 for row in train} & {row["id"] // 4 for row in held_out}
+    assert (len(train), len(held_out)) == (28, 12) and not [row for row in train if row in held_out]
 
 
 def test_calibration_by_hand():
@@ -60,18 +58,17 @@ def test_calibration_by_hand():
     assert [one["n"] for one in found["bins"]] == [1, 10]
 
 
-@pytest.mark.parametrize("n_copies", [1, 8])
-def test_a_reward_model_stands_beside_the_length_baseline(n_copies):
-    """By hand. Copies of a prompt's pairs are no further evidence: its standard error stays."""
+def test_a_reward_model_stands_beside_the_length_baseline():
+    """By hand. Copies of a prompt's pairs are no further evidence: its standard error is that of one."""
     lengths = [(10, 20), (100, 80), (80, 100), (50, 50)]
     pairs = [Pair(str(i), f"prompt {i}", [1], [1], *both) for i, both in enumerate(lengths)]
-    result = train_reward.compare_with_length([1.0, 2.0, -1.0, 0.5] * n_copies, pairs * n_copies)
-    assert result["length_baseline"] == pytest.approx((0 + 1 + 0 + 0.5) / 4)
+    result = train_reward.compare_with_length([1.0, 2.0, -1.0, 0.5] * 8, pairs * 8)
+    assert result["length_baseline"] == 1.5 / 4
     assert result["equal_length"] == {
-        "n": 3 * n_copies,
+        "n": 3 * 8,
         "accuracy": pytest.approx(2 / 3),
-        "standard_error": pytest.approx(np.std([1, 0, 1], ddof=1) / math.sqrt(3)),
-        "length_baseline": pytest.approx((1 + 0 + 0.5) / 3),
+        "standard_error": pytest.approx(1 / 3),  # of 1, 0 and 1
+        "length_baseline": 1.5 / 3,
     }
     assert train_reward.compare_with_length([1.0, 2.0], pairs[:2])["equal_length"] is None  # of one prompt
 
@@ -95,12 +92,12 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
         sides = [list(range(5 + 2 * length, 5 + 3 * length)) for length in lengths]
         pairs.append(Pair("a", "a", *sides, 0, 0))
         chosen, rejected = [by_hand(torch.tensor([side])).logits[0, 0] for side in sides]
-        loss = loss + torch.log(1 + torch.exp(rejected - chosen)) / 4
+        loss = loss - logsigmoid(chosen - rejected) / 4
     loss.backward()
 
     model = loaded()
     classifier = Learner(model, start_accelerator(), micro_batch_tokens, 0.0, 0.0)
     means = train_reward.accumulate_gradients(pairs, classifier, pad_token_id=0, batch_size=4)
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    for ours, theirs in zip(model.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    gradients = [[weight.grad for weight in one.parameters()] for one in (model, by_hand)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)

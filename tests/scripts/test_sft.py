@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from script_runs import BASE
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +32,6 @@ def test_both_twins_train_on_the_same_rows(tokenizer, think_format):
         trace(),
         trace(response=""),
         trace(thinking="a </think> b"),
-        trace(response="see <think>"),
         trace(thinking=" "),
         trace(response="<|im_end|> a"),
         trace(thinking="<|im_end|> a"),
@@ -42,25 +42,22 @@ def test_both_twins_train_on_the_same_rows(tokenizer, think_format):
     text = utils.join_thinking(traces[0]["thinking"], traces[0]["response"], think_format)
     assert tokenizer.decode(kept.ids) == text + tokenizer.eos_token
     assert kept.prompt_ids == encode_prompt(tokenizer, traces[0]["messages"])
-    reasons = ["empty_response", "nested", "nested", "empty_thinking", *["control_token"] * 2]
+    reasons = ["empty_response", "nested", "empty_thinking", *["control_token"] * 2]
     assert [row["reason"] for row in dropped] == [*reasons, "too_long", "too_long"]
     assert dropped[-1]["tokens"] > 200
 
 
 def test_rows_without_any_thinking_train_in_the_plain_format(tokenizer):
-    """Their own text is measured: its length is the limit, one less is too little."""
-    traces = [trace(thinking="")]
-    [row], _ = build_rows(traces, tokenizer, "plain", 512)
-    n_tokens = n_tokens_of(row)
-    assert [len(build_rows(traces, tokenizer, "plain", n)[0]) for n in (n_tokens, n_tokens - 1)] == [1, 0]
-    assert build_rows(traces, tokenizer, "think", 512)[1][0]["reason"] == "empty_thinking"
+    """Their own text is measured: its length is the limit."""
+    [row], _ = build_rows([trace(thinking="")], tokenizer, "plain", 512)
+    assert build_rows([trace(thinking="")], tokenizer, "plain", n_tokens_of(row)) == ([row], [])
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"batch_size": 9}, "8 traces, 8 kept, dropped: none. A step takes --batch-size 9"),
-        ({"think_format": "zero_think"}, "it has no warm start"),
+        ({"batch_size": 9}, "A step takes --batch-size 9"),
+        ({"think_format": "zero_think"}, "has no warm start"),
     ],
 )
 def test_bad_input_is_one_clear_error(changes, message, tmp_path, exits):
@@ -79,25 +76,23 @@ def test_the_loss_is_a_mean_over_completion_tokens(micro_batch_tokens):
     for n_prompt, n in ((3, 30), (39, 1), (12, 20), (1, 7), (25, 25)):
         ids = list(range(5 + n_prompt, 5 + 2 * n_prompt + n))
         rows.append(TokenRow("a", ids[:n_prompt], ids[n_prompt:]))
-    n_tokens = sum(len(row.ids) for row in rows)
     theirs = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
-    loss = n_likeliest = n_ended = 0.0
+    losses, is_likeliest = [], []
     for row in rows:
-        ids = torch.tensor([row.prompt_ids + row.ids])
-        labels = torch.tensor([[-100] * len(row.prompt_ids) + row.ids])
-        output = theirs(ids, labels=labels)
-        loss = loss + output.loss * len(row.ids) / n_tokens
-        is_likeliest = output.logits[0, :-1].argmax(-1) == labels[0, 1:]
-        n_likeliest += is_likeliest.sum().item()
-        n_ended += is_likeliest[-1].item()
+        n = len(row.ids)
+        logits = theirs(torch.tensor([row.prompt_ids + row.ids])).logits[0, -n - 1 : -1]
+        labels = torch.tensor(row.ids)
+        losses.append(cross_entropy(logits, labels, reduction="none"))
+        is_likeliest.append((logits.argmax(-1) == labels).double())
+    loss = torch.cat(losses).mean()
     loss.backward()
 
     model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float64)
     policy = Learner(Policy(model, 1.0), start_accelerator(), micro_batch_tokens, 0.0, 0.0)
     means = train_sft_warmstart.accumulate_gradients(rows, policy, len(rows))
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
-    assert means["mean_token_accuracy"] == pytest.approx(n_likeliest / n_tokens)
-    assert means["ends_turn"] == pytest.approx(n_ended / len(rows))
+    assert means["mean_token_accuracy"] == pytest.approx(torch.cat(is_likeliest).mean().item())
+    assert means["ends_turn"] == torch.stack([of_row[-1] for of_row in is_likeliest]).mean().item()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.grad, theirs.get_parameter(name).grad, rtol=1e-4, atol=1e-6)
 
@@ -111,10 +106,9 @@ def test_lora_learns_an_end_of_turn_that_the_base_model_never_wrote(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(BASE)
     model.lm_head.weight.data[tokenizer.eos_token_id] = 0.0
     model.save_pretrained(base)
-    write_jsonl(tmp_path / "t.jsonl", [trace(id=str(i)) for i in range(16)])
+    write_jsonl(tmp_path / "t.jsonl", [trace()] * 16)
     args = Args(model=str(base), traces=str(tmp_path / "t.jsonl"), out=str(tmp_path / "run"), lora_r=8)
-    args.gradient_checkpointing = False
     args.epochs, args.learning_rate = 30, 1e-2
     train_sft_warmstart.main(args)
-    shares = [row["ends_turn"] for row in read_log(tmp_path / "run" / "metrics.jsonl")]
-    assert shares[0] == 0.0 and shares[-1] > 0.99
+    first, *_, last = read_log(tmp_path / "run" / "metrics.jsonl")
+    assert first["ends_turn"] == 0.0 and last["ends_turn"] > 0.99

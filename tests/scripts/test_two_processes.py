@@ -86,19 +86,15 @@ def test_two_processes_make_the_updates_of_one(launcher, one_process):
     expected = one_process["rewards"]
     assert found["rewards"] == {**expected, "n_scored": 6} and expected["n_scored"] == 12
     assert len(set(expected["PPO"])) > 5
-    for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3)):
+    for algorithm, tolerance in (("grpo", 1e-4), ("ppo", 1e-3), ("dpo", 1e-3)):
         expected = one_process[algorithm]
         for expected_step, step in zip(expected["steps"], found[algorithm]["steps"], strict=True):
             assert step == pytest.approx(expected_step, rel=tolerance, abs=0.01 * tolerance)
         assert found[algorithm]["weights"] == pytest.approx(expected["weights"], rel=0.1 * tolerance)
-    adapted = one_process["grpo"]["adapted weights"]
-    assert found["grpo"]["adapted weights"] == pytest.approx(adapted, rel=1e-5)
     if launcher is FSDP2:
-        in_bfloat16 = found["bfloat16"]
-        assert in_bfloat16["gradients"] == ["torch.float32"] * 2  # in bfloat16 a sum of 1,500 is off by a nat
-        assert 0 < in_bfloat16["norm"] < 100
+        # in bfloat16 a sum of 1,500 is off by a nat
         # a reference of the dtype of forwards is the policy to the bit
-        assert in_bfloat16["reference"] == ["torch.bfloat16", 0.0]
+        assert found["bfloat16"] == {"gradients": ["torch.float32"] * 2, "reference": ["torch.bfloat16", 0.0]}
 
 
 # --- a process that hangs
@@ -167,9 +163,7 @@ def test_two_machines_write_one_run(tmp_path):
     # rank 0 alone writes and prints, except its part of the weights and of the optimizer, which each has
     assert len((run / "command.txt").read_text().splitlines()) == 1
     assert "step 2/2" in said[0] and "step " not in said[1]
-    written = {path.name for path in (run / "checkpoint-2").iterdir()}
-    assert {"model-optimizer-rank0.pt", "model-optimizer-rank1.pt", "complete"} < written
-    assert (run / "model" / "model.safetensors").exists()
+    assert len(list(run.glob("checkpoint-2/model-optimizer-rank?.pt"))) == 2
 
 
 def test_a_machine_that_does_not_share_the_disk_ends_the_run(tmp_path):
