@@ -54,5 +54,7 @@ def test_a_card_that_somebody_changed_is_kept(run):
     write_card(run)
     (run / "command.txt").write_text("python train_grpo.py --steps 7\n")
     assert "--steps 7" in read_card(run).text
-    (run / "model" / "README.md").write_text("mine")
-    assert read_card(run).text == "mine"
+    card = run / "model" / "README.md"
+    card.write_text("mine")
+    write_card(run)
+    assert card.read_text() == "mine"

@@ -37,9 +37,8 @@ def write(path, rows):
     for row in rows:
         if not isinstance(row, str | bytes):
             row = json.dumps(row, ensure_ascii=False)
-        if isinstance(row, str):
-            row = row.encode()
-        data += row + b"\n"
+        lines.append(row.encode() if isinstance(row, str) else row)
+    data = b"".join(line + b"\n" for line in lines)
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -55,6 +54,7 @@ NOT_MESSAGES = [
 ]
 BAD_LINES = [  # (line, what the error must name)
     ({"id": "x", "n": 1}, "the row has id, n; data/README.md has the forms"),
+    ({"id": "x", "n": 1, "messages": None}, "'prompt' is missing; rename the field"),
     ({"id": "x", "n": 1, "messages": []}, "must end with a user's text"),
     ({"id": "x", "messages": GOOD["messages"], "n": None}, "'n'"),
     *[
@@ -72,9 +72,10 @@ def test_a_bad_line_is_named(tmp_path, exits):
         path = write(tmp_path / "rows.jsonl", [GOOD, line, GOOD])
         error = exits(read_rows, path, "messages", "n")
         assert error.startswith(f"error: {path}:2: ") and named in error, line
-    assert "row 2 or the next cannot be read" in exits(
-        read_rows, write(tmp_path / "rows.jsonl", [GOOD, '["a", "b"]'])
-    )
+    for line in ('["a", "b"]', {"conversations": [{"role": "human", "value": "q"}]}):
+        assert "row 2 or the next cannot be read" in exits(
+            read_rows, write(tmp_path / "rows.jsonl", [GOOD, line])
+        )
     path = write(tmp_path / "rows.jsonl.gz", [GOOD, "{", GOOD])
     assert exits(read_rows, path).startswith(f"error: {path}:2: not JSON")
     path = write(tmp_path / "rows.parquet", [GOOD, {"id": "x", "messages": GOOD["messages"]}])
@@ -91,13 +92,23 @@ TRACES = [  # all are the trace of z and y to the question
     {"messages": QUESTION, "thinking": "z", "response": "y"},
     {"messages": [*QUESTION, turn("assistant", "the source's")], "thought": "z", "response": "y"},
     {"messages": [*QUESTION, turn("assistant", THOUGHT)], "text": "as the authors' SFT reads it"},
+    {"messages": [*QUESTION, turn("assistant", THOUGHT.replace("\n\ny", "\ny"))]},
     {"messages": [*QUESTION, turn("assistant", ZERO)]},
     {"messages": [*QUESTION, APART]},
+    {"messages": [*QUESTION, turn("assistant", "y")], "reasoning_content": "z"},
     {"messages": [*QUESTION, turn("assistant", "y")], "reasoning": "z", "reasoning_content": None},
     {"messages": [*QUESTION, {**turn("assistant", THOUGHT), "reasoning_content": ""}]},
     {"messages": QUESTION, "response": THOUGHT, "thinking": "", "finish_reason": "stop"},
+    {
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "q"},
+            {"from": "gpt", "value": THOUGHT},
+        ]
+    },
     {"prompt": QUESTION, "completion": [turn("assistant", THOUGHT)]},
-    {"prompt": QUESTION, "completion": THOUGHT, "teacher": "T"},
+    {"prompt": QUESTION, "completion": THOUGHT},
+    {"prompt": QUESTION, "output": ZERO},
     {"system_prompt": "s", "prompt": "q", "output": THOUGHT, "reasoning": "on"},  # Nemotron's
     {"system": "s", "conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": THOUGHT}]},
 ]
@@ -152,12 +163,15 @@ def test_forms(tmp_path, name):
 def test_answers_that_fit_no_format_are_counted(tmp_path):
     answers = {
         "z </think> y": "no_open",
+        "<think> z": "no_close",
         "<think> z <think> z </think> y": "nested",
+        "<think> z </think>": "empty_response",
+        "<think> z </think> y <response>": "no_open",
         ZERO + " P.S.": "text_after_response",
     }
-    lines = []
-    for text in [*answers, THOUGHT, "y"]:
-        lines.append({"id": text, "messages": [*QUESTION, turn("assistant", text)]})
+    lines = [
+        {"id": text, "messages": [*QUESTION, turn("assistant", text)]} for text in [*answers, THOUGHT, "y"]
+    ]
     for reason in ("length", "content_filter"):
         lines.append({"id": reason, "prompt": "q", "completion": THOUGHT, "finish_reason": reason})
         answers[reason] = f"finish_reason_{reason}"
@@ -165,7 +179,10 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
     answers["question"] = "not_ending_in_assistant"
     traces, dropped = read_traces(write(tmp_path / "t.jsonl", lines))
     assert {row["id"]: row["reason"] for row in dropped} == answers
-    assert [(row["thinking"], row["response"]) for row in traces] == [("z", "y"), ("", "y")]
+    assert [(row["id"], row["thinking"], row["response"]) for row in traces] == [
+        (THOUGHT, "z", "y"),
+        ("y", "", "y"),
+    ]
 
 
 def test_prompts_that_a_chat_template_refuses(tmp_path, tokenizer):
@@ -184,16 +201,10 @@ def test_prompts_that_a_chat_template_refuses(tmp_path, tokenizer):
     reader.chat_template = tokenizer.chat_template
     prepare_tokenizer(tokenizer, "think", "chatml")
     assert load_prompts(str(path), tokenizer, 100, readers=[reader])[1] == dropped
-    row = {
-        "id": "p-1",
-        "messages": QUESTION,
-        "thinking": "z",
-        "response": "y",
-        "chosen": "y",
-        "rejected": "n",
-    }
-    _, dropped_traces = build_rows([row], reader, "think", 100)
-    _, dropped_pairs = build_pairs([row], reader, "response", 100)
+    bad_trace = {"id": "p-1", "messages": QUESTION, "thinking": "z", "response": "y"}
+    bad_pair = {"id": "p-1", "messages": QUESTION, "chosen": "y", "rejected": "n"}
+    _, dropped_traces = build_rows([bad_trace], reader, "think", 100)
+    _, dropped_pairs = build_pairs([bad_pair], reader, "response", 100)
     assert dropped_traces == dropped_pairs == [expected]
 
 
@@ -203,15 +214,19 @@ def test_prompts_that_a_chat_template_refuses(tmp_path, tokenizer):
 def test_a_csv_has_texts_alone(tmp_path, exits):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffprompt,answer\n"a, b\nü",007\nNA,\n')
-    rows = read_prompts(path)
+    rows = read_prompts(str(path), "--prompts")
     assert [(row["messages"][-1]["content"], row["answer"]) for row in rows] == [
         ("a, b\nü", "007"),
         ("NA", ""),
     ]
     path.write_text("question,answer\na,b\n")
-    assert "rows.csv:1: 'prompt' is missing; rename the field that has it" in exits(read_prompts, path)
+    assert "rows.csv:1: 'prompt' is missing; rename the field that has it; the row has question" in exits(
+        read_prompts, str(path), "--prompts"
+    )
     path.write_bytes("prompt\nü\n".encode("latin-1"))
-    assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(read_prompts, path)
+    assert "rows.csv: row 0 or the next cannot be read (UnicodeDecodeError" in exits(
+        read_prompts, str(path), "--prompts"
+    )
 
 
 def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits):
@@ -224,6 +239,7 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     ids = encode_prompt(tokenizer, [turn("user", "ham")])  # without the control token
     assert kept == [{"id": "short", "messages": [turn("user", "ham")], "prompt_ids": ids}]
     assert [(row["id"], row["reason"]) for row in dropped] == [("long", "too_long")]
+    assert dropped[0]["tokens"] > 300
 
     def held_out(limit: int, prompts: list = (), path: str = str(path)) -> list[dict]:
         return load_held_out(path, tokenizer, limit, prompts)

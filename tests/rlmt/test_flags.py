@@ -22,7 +22,7 @@ def test_what_the_table_of_names_calls_ours_is_a_flag():
         for field in dataclasses.fields(importlib.import_module(script).Args):
             known.add("--" + field.name.replace("_", "-"))
     rows = [line.split("|") for line in NAMES.read_text().splitlines() if line.startswith("| ")]
-    assert {len(row) for row in rows} == {6}
+    assert len(rows) > 40 and {len(row) for row in rows} == {6}
     ours = {flag for _, cell, *_ in rows for flag in re.findall(r"--[\w-]+", cell)}
     assert ours - known == set() and len(ours) > 40
 
@@ -33,6 +33,8 @@ def test_what_the_table_of_names_calls_ours_is_a_flag():
         ("train_grpo", "--num-generations 4 --kl_coef=0.1", "--num-generations is --group-size here; --kl_coef is --beta here ("),
         ("train_grpo", "actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is --group-size here"),
         ("train_grpo", "--per-device-train-batch-size 2", "is --micro-batch-tokens here (tokens; TRL counts rows;"),
+        ("train_sft_warmstart", "--gradient-accumulation-steps 2", "is --batch-size here (ours counts over all GPUs"),
+        ("train_grpo", "--num_train_epochs 1", "is --steps here (ours counts rollouts"),
         ("train_dpo", "--num_train_epochs 1", "is --epochs here"),
         ("train_grpo", "--max-grad-norm 1", "is a constant here (MAX_GRAD_NORM"),
         ("train_grpo", "--gradient_checkpointing False", "Unrecognized options: False"),
