@@ -39,7 +39,6 @@ THINK = [  # (text, finished, status, thinking, response)
     # tags of other formats, control tokens and odd characters are text
     ("<think>\u200b</think>\u200b", True, "ok", "\u200b", "\u200b"),  # zero-width space is a character
     ("<think>\0</think>\0y\0", True, "ok", "\0", "\0y\0"),
-    ("\u200b<think>z</think>y", True, "no_open", "", "y"),
     # cut off
     ("<think>z</think>y", False, "truncated", "z", "y"),
     ("\n<th", False, "truncated", "", ""),
