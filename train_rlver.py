@@ -325,7 +325,7 @@ def talk(
 def dialogue_metrics(conversations: list[Conversation]) -> dict[str, float]:
     """Returns the metrics that conversations have on top of completion_metrics.
 
-    `check_any_reward` has raised an error already if none of them has a reward.
+    `gather_rewards` has raised an error already if none of them has a reward.
     """
     metrics = {
         "dialogue/turns": fmean(len(c.reply_ends) for c in conversations),
