@@ -50,7 +50,7 @@ from transformers import (
     set_seed,
 )
 
-from utils import DEVICE, DTYPE
+from utils import DEVICE, DTYPE, SAFE
 
 ROOT = str(Path(__file__).parents[1])
 ON_GPU = DEVICE == "cuda"
@@ -217,7 +217,9 @@ class Case:
                 "use_vllm": True,
                 "vllm_importance_sampling_correction": False,
             }
-            model = LlamaForSequenceClassification.from_pretrained(f"{self.folder}/reward", dtype=DTYPE)
+            model = LlamaForSequenceClassification.from_pretrained(
+                f"{self.folder}/reward", dtype=DTYPE, **SAFE
+            )
             reward = {"reward_funcs": model}
         config = getattr(trl, f"{self.name.upper()}Config")(
             output_dir=out,
