@@ -45,7 +45,7 @@ demo: $(DEMO)
 
 test: setup
 	$(PY) -m ruff check .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadgroup tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

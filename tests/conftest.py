@@ -37,6 +37,7 @@ from transformers import (
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
 )
+from xdist.scheduler import LoadFileScheduling
 
 from rlmt import chat as templates, run
 import utils
@@ -182,16 +183,31 @@ LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list) -> None:
-    """Has the tests of a file run in one process, which makes their models and runs once; the longest files first."""
+    """Begins with the files that take longest."""
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-    for item in items:
-        group = item.path.stem
-        if group == LONGEST[0]:  # takes three processes: for DPO, for runs on two processes, for the others
-            group += next((word for word in ("dpo", "two") if word in item.name), "")
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+class InGroups(LoadFileScheduling):
+    """Has the tests of a file run in one process, which makes their models and runs once.
+
+    What samples by vLLM in its own process shares one, as vLLM takes 15 seconds to import. The other tests of
+    test_resume take three processes: for DPO, for runs on two processes, for the rest.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        group = Path(file).stem
+        if group == "test_resume":
+            group += next((word for word in ("dpo", "two", "rlver") if word in name), "")
+        if group in ("test_sampler", "test_small", "test_resumerlver"):
+            return "vllm"
+        return group
+
+
+def pytest_xdist_make_scheduler(config, log) -> InGroups:
+    return InGroups(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
