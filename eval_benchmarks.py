@@ -395,7 +395,7 @@ def main(args: Args) -> None:
     tasks = evaluation.tasks
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     run = Run(args, f"eval_{args.name}", args.model)
-    evaluation.judge.check_start(run.folder, tasks)
+    evaluation.judge.check_start(run.folder, tasks, evaluation.judge.requests_if_all_answer)
     if args.dry_run:
         return
     run.start(has_steps=False)

@@ -285,7 +285,7 @@ def main(args: Args) -> None:
         how_judged = f"mean reward by {args.reward_model}"
     print(f"{len(evaluation.tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     run = Run(args, "eval", args.model)
-    judge.check_start(run.folder, evaluation.tasks)
+    judge.check_start(run.folder, evaluation.tasks, judge.requests_if_all_answer)
     if args.dry_run:
         return
     run.start(has_steps=False)

@@ -460,7 +460,7 @@ def main(args: Args) -> None:
         args.prompts, tokenizer, args.max_prompt_tokens, args.prompts_per_step, readers=scorer.readers
     )
     held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
-    accelerator.print(check_memory(Memory(args).rl(scorer.names, has_reference=args.beta > 0)))
+    accelerator.print(check_memory(Memory(args).rl(scorer.parts, has_reference=args.beta > 0)))
     run = Run(args, "grpo", args.model, constants(globals()))
     n_completions = args.prompts_per_step * args.group_size
     scorer.check(prompts, run.folder, n_completions, args.beta > 0, args.scale_rewards == "pass_at_k")

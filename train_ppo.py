@@ -360,7 +360,7 @@ def main(args: Args) -> None:
     held_out = load_held_out(args.gold_prompts, tokenizer, args.max_prompt_tokens, prompts, scorer.readers)
     critic_path = find_critic(args.critic, args.model, args.reward_model, tokenizer)
     memory = Memory(args)
-    parts = memory.rl(scorer.names, has_reference) | {"critic": memory.critic(critic_path)}
+    parts = memory.rl(scorer.parts, has_reference) | {"critic": memory.critic(critic_path)}
     accelerator.print(check_memory(parts))
     run = Run(args, "ppo", args.model, constants(globals()))
     scorer.check(prompts, run.folder, args.prompts_per_step, has_reference)

@@ -306,9 +306,9 @@ def talk(
         conversation = Conversation(user["id"], user["messages"], user["prompt_ids"], [], dialogue=dialogue)
         conversations.append(conversation)
     dialogues = [conversation.dialogue for conversation in conversations]
-    for places in simulated_user.converse(dialogues, setting, simulator, in_step):
-        for place in places:
-            conversations[place].add_user_turn(sampler.tokenizer, max_context)
+    for indices in simulated_user.converse(dialogues, setting, simulator, in_step):
+        for index in indices:
+            conversations[index].add_user_turn(sampler.tokenizer, max_context)
         live = [conversation for conversation in conversations if not conversation.dialogue["ended"]]
         prompts = [conversation.context for conversation in live]
         if in_step:

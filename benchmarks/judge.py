@@ -63,23 +63,23 @@ class Judge:
         if not self.is_model:
             fail(f"{benchmark} needs --judge: a model's name, or local:FOLDER")
 
-    def requests_if_all_answer(self, tasks: list[dict], answer: str) -> list[dict]:
-        """Returns all requests if every task got this answer; none to a program. Each benchmark has its
-        own."""
-        raise NotImplementedError
-
-    def check_start(self, run: Path, tasks: list[dict]) -> None:
+    def check_start(
+        self, run: Path, tasks: list[dict], requests_if_all_answer: Callable[[list[dict], str], list[dict]]
+    ) -> None:
         """Prints what judging costs at most, and asks the first request; exits with 2 if no reply comes.
 
-        `run`: the folder that will keep the replies.
+        Args:
+            run: the folder that will keep the replies.
+            requests_if_all_answer: returns all requests if every one of the tasks got this answer; none to a
+                program.
         """
         # a word has about a token, so none is longer; a benchmark cuts it as it cuts the answers
-        requests = self.requests_if_all_answer(tasks, "word " * self.args.max_tokens)
+        requests = requests_if_all_answer(tasks, "word " * self.args.max_tokens)
         if requests:
             how = "one temperature, each asked once, about --max-tokens words"
             self.print_estimate(run, requests, f"judge, estimated ({how})")
         if not self.args.generate_only:
-            self.try_first(run, self.requests_if_all_answer(tasks[:1], TWO_LINES))
+            self.try_first(run, requests_if_all_answer(tasks[:1], TWO_LINES))
 
     def print_estimate(self, run: Path, requests: list[dict], name: str) -> None:
         """Prints under `name` the number of calls, and the estimated cost of those to which `run` has no

@@ -51,7 +51,6 @@ class Scorer:
         self.on_bad_format = on_bad_format
         self.format_margin = format_margin
         self.parts = read_parts(rewards, args.reward_args)
-        self.names = list(self.parts)
         self.reward_name = "total"
         of_outcome = self.parts.keys() - set(DENSE)
         if of_outcome == {"preference"} and self.parts["preference"].weight == 1:

@@ -8,6 +8,7 @@ these; --micro-batch-tokens bounds the activations.
 """
 
 import os
+from collections.abc import Collection
 
 import torch
 import transformers  # its models are named where they are used: they take seconds to import
@@ -106,7 +107,7 @@ class Memory:
                 parts[part.replace("_", " ")] = frozen_gib(word, auto_class, self.args.dtype)
         return parts
 
-    def rl(self, rewards: list[str], has_reference: bool) -> dict[str, float]:
+    def rl(self, rewards: Collection[str], has_reference: bool) -> dict[str, float]:
         """Returns {part: GiB} of a GRPO run, or of a PPO run without its critic. `rewards`: their names."""
         parts = self.policies(has_reference)
         if "preference" in rewards:

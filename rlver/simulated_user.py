@@ -185,17 +185,17 @@ def add_model_turn(
 
 
 def converse(dialogues: list[dict], setting: dict, user: User, in_step: bool = False) -> Iterator[list[int]]:
-    """Holds dialogues to their ends, in rounds. A round yields the places of the dialogues that go on: the
+    """Continues dialogues to their ends, in rounds. A round yields the indices of those that have not ended: the
     loop's body adds a turn of the tested model to each of them, or ends it. Then the user answers.
 
     Dialogues of an earlier start go on where they were.
 
     Args:
-        in_step: a round takes place as long as the dialogue of any process goes on.
+        in_step: there are rounds until the dialogues of all processes have ended.
     """
     while True:
         user_turns(dialogues, setting, user)
-        live = [place for place, dialogue in enumerate(dialogues) if not dialogue["ended"]]
+        live = [index for index, dialogue in enumerate(dialogues) if not dialogue["ended"]]
         goes_on = [bool(live)]
         if in_step:
             goes_on = gather_object(goes_on)
