@@ -31,7 +31,7 @@ FSDP2 = [
     ).split(),
 ]
 # rlmt is first: it sets environment variables that the others read
-LIBRARIES = "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro".split()
+LIBRARIES = "rlmt torch transformers.modeling_utils accelerate peft datasets pandas tyro page".split()
 ENVIRONMENT = dict(os.environ)
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from script_runs import run_here, run_vllm_here, weights_of
+from script_runs import run_vllm_here, weights_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlmt import chat
@@ -65,41 +65,7 @@ def test_the_weights_are_read_from_the_wheel_as_they_were(smollm2):
     assert loss < 3.2
 
 
-# --- one step of SFT, then one of GRPO from what it has saved; both train a LoRA adapter
-
-
-def has_adapter(name: str) -> bool:
-    """Whether the preset trains this weight: LoRA's are the linear layers but the head."""
-    return name.endswith("_proj.weight")
-
-
-@pytest.fixture(scope="module")
-def warm_started(smollm2, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sft")
-    traces = []
-    for number, text in enumerate(ODD[2:4]):
-        traces.append({"id": number, "messages": user(text), "thinking": text, "response": f"Answer: {text}"})
-    write_jsonl(folder / "traces.jsonl", traces)
-    # with a warm-up the first step would have the learning rate 0
-    command = (
-        f"train_sft_warmstart.py --preset small --model {smollm2} --traces {folder}/traces.jsonl "
-        f"--batch-size 2 --epochs 1 --warmup-ratio 0 --dtype {DTYPE} --out {folder}/run"
-    )
-    run_here([sys.executable, *command.split()])
-    yield folder / "run"
-    shutil.rmtree(folder)  # pytest keeps the folders of three sessions
-
-
-def test_a_step_of_sft(warm_started, smollm2):
-    [metrics] = read_log(warm_started / "metrics.jsonl")
-    assert 0 < metrics["loss"] < 10 and 0 < metrics["grad_norm"] < math.inf
-    before = weights_of(smollm2)
-    after = weights_of(warm_started / "model")
-    assert after.keys() == before.keys()
-    for name, weight in after.items():
-        assert weight.dtype == getattr(torch, DTYPE)  # that of the frozen weights
-        learns = has_adapter(name) or "embed_tokens" in name  # of these the row that ends a turn
-        assert torch.equal(weight, before[name].to(weight.dtype)) != learns
+# --- one step of GRPO, which trains a LoRA adapter
 
 
 # different for different texts, so that no group is flat
@@ -109,14 +75,14 @@ def checksum(rows):
 """
 
 
-def test_a_step_of_grpo_with_vllm(warm_started, tmp_path):
+def test_a_step_of_grpo_with_vllm(smollm2, tmp_path):
     (tmp_path / "own.py").write_text(REWARD)
     asked = ["Name 3 colours 🧙", ODD[0] + ODD[4]]
     prompts = tmp_path / "prompts.jsonl"
     write_jsonl(prompts, [{"id": text[:4], "messages": user(text)} for text in asked])
     run = tmp_path / "run"
     command = (
-        f"train_grpo.py --preset small --model {warm_started}/model --prompts {prompts} --dtype {DTYPE} "
+        f"train_grpo.py --preset small --model {smollm2} --prompts {prompts} --dtype {DTYPE} "
         f"--rewards {tmp_path}/own.py:checksum:1 --steps 1 --prompts-per-step 2 --group-size 2 "
         f"--max-prompt-tokens 512 --max-completion-tokens 16 --on-bad-format score --out {run}"
     )
@@ -132,7 +98,8 @@ def test_a_step_of_grpo_with_vllm(warm_started, tmp_path):
         assert 0 < row["n_tokens"] <= 16 and "<|im_end|>" not in row["text"]
         assert row["reward"] == sum(map(ord, row["text"])) % 97
 
-    before = weights_of(warm_started / "model")
+    before = weights_of(smollm2)
     for name, weight in weights_of(run / "model").items():
-        assert torch.equal(weight, before[name]) == (not has_adapter(name))
-    shutil.rmtree(run)
+        learns = name.endswith("_proj.weight")  # LoRA's are the linear layers but the head
+        assert torch.equal(weight, before[name].to(weight.dtype)) != learns
+    shutil.rmtree(run)  # pytest keeps the folders of three sessions

@@ -54,25 +54,25 @@ RLVER = (
     "train_rlver.py --profiles {data}/users.jsonl --prompts-per-step 4 --think-format plain --steps 2 "
     "--max-turn-tokens 24 --micro-batch-tokens 600 --save-steps 1"
 )
-# it answers without thinking, and about half of its answers end in time: some 5 pairs a round, two steps an epoch
+# it answers without thinking, and about half of its answers end in time: some 4 pairs a round, two steps an epoch
 DPO = (
-    "train_dpo.py --prompts {data}/prompts.jsonl --prompts-per-round 8 --samples-per-prompt 6 --think-format plain "
-    "--max-completion-tokens 64 --rollout-batch-size 8 --batch-size 3 --epochs 2 --save-steps 1"
+    "train_dpo.py --prompts {data}/prompts.jsonl --prompts-per-round 8 --samples-per-prompt 5 --think-format plain "
+    "--max-completion-tokens 64 --rollout-batch-size 8 --batch-size 2 --epochs 2 --save-steps 1"
 )
 RUNS = {  # launcher, script and flags
     "sft": ([], SFT),
     "sft-two": (DDP, SFT),
     "reward": ([], REWARD),
     "reward-two": (FSDP2, REWARD),
-    "bits": ([], f"{REWARD} {BITS} --lora-r 64 --optim adamw_8bit"),
+    "bits": ([], f"{REWARD} {BITS} --pairs {{data}}/few_pairs.jsonl --lora-r 64 --optim adamw_8bit"),
     "grpo": (
         [],
         f"{GRPO} --lora-r 4 --learning-rate 1e-2 --steps 2 --save-steps 1 "
         "--rewards preference:1 math:0 prime:0.5",
     ),
-    "grpo-two": (FSDP2, f"{GRPO} --save-steps 4"),
+    "grpo-two": (FSDP2, f"{GRPO} --save-steps 3"),
     "ppo": ([], PPO),
-    "ppo-two": (DDP, f"{PPO} {BITS} --lora-r 4 --critic policy"),
+    "ppo-two": (DDP, f"{PPO} {BITS} --lora-r 4 --critic policy --max-completion-tokens 8"),  # 4 bits are slow
     "rlver": ([], f"{RLVER} --rollout vllm --algorithm ppo --turn-weight 1 --warmup-steps 2"),
     "rlver-two": (FSDP2, f"{RLVER} --group-size 2 --turns 2"),
     "dpo": ([], f"{DPO} --gold-prompts {{data}}/held_out.jsonl"),
@@ -86,6 +86,7 @@ def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     write_jsonl(folder / "traces.jsonl", world.trace_rows(14, 0, 1.0))
     write_jsonl(folder / "pairs.jsonl", world.pair_rows(40, 0))
+    write_jsonl(folder / "few_pairs.jsonl", world.pair_rows(20, 0))
     write_jsonl(folder / "held_out.jsonl", world.pair_rows(4, 0))
     write_jsonl(folder / "users.jsonl", toy_users.profiles(10, 0, "train"))
     prompts = read_log(write_prompts(folder / "prompts.jsonl", 21, answer="5"))
@@ -131,7 +132,7 @@ def whole(data):
 
 
 @pytest.mark.parametrize(
-    "name", ["sft", "sft-two", "reward", "reward-two", "bits", "grpo", "ppo", "ppo-two", "rlver", "rlver-two"]
+    "name", ["sft", "reward", "bits", "grpo", "ppo", "ppo-two", "rlver", "rlver-two"]
 )
 def test_a_killed_run_ends_with_the_same_bits(name, data, whole, tmp_path):
     """Killed after the last step was logged, and before its checkpoint. Of SFT this step is in the second epoch."""
@@ -183,7 +184,7 @@ def test_two_killed_processes_of_dpo_end_with_the_same_bits(data, whole, tmp_pat
     for name in ("", "round-1"):
         check_same_bits(whole("dpo-two") / name, out / name)
     texts = [row["text"] for row in read_log(out / "completions.jsonl")]
-    assert len(texts) == 48 and len(set(texts)) > 24  # each samples its share
+    assert len(texts) == 40 and len(set(texts)) > 20  # each samples its share
 
 
 def test_two_processes_of_grpo_lose_nothing_by_signals(data, tmp_path):
@@ -202,12 +203,12 @@ def test_two_processes_of_grpo_lose_nothing_by_signals(data, tmp_path):
             rank.join(120)
         return [rank.exitcode for rank in ranks]
 
-    ranks = start_until(3)
+    ranks = start_until(2)
     os.kill(ranks[1].pid, signal.SIGINT)
     assert 143 in codes_of(ranks)  # only the one that leaves first is sure to leave in order
     step = step_of(latest(run))
     assert [row["step"] for row in read_log(path)] == list(range(1, step + 1))  # the last one is saved
-    ranks = start_until(step + 3)
+    ranks = start_until(step + 2)
     os.kill(ranks[0].pid, signal.SIGTERM)
     while "SIGTERM: the run stops" not in output.read_text():
         assert ranks[0].is_alive()
@@ -251,17 +252,21 @@ def test_what_the_reward_model_writes(whole):
     assert merged.keys() == weights_of(run / "model").keys()
 
 
-def test_what_grpo_and_ppo_measure_and_keep(whole):
+def test_what_grpo_measures_and_keeps(whole):
     run = whole("grpo")
     measured = read_log(run / "held_out.jsonl")
     assert [row["step"] for row in measured] == [0, 1, 2] and {row["n"] for row in measured} == {1}
     for file in ("best_by_gold/think_format.json", "adapter/adapter_model.safetensors"):
         assert (run / file).exists()
-    first, second = metrics_of(whole("ppo-two"))
-    assert first["value/mean"] == 0.0 != second["value/mean"]  # the critic's head begins at zero
-    for metrics in (first, second, *metrics_of(run)):
+    for metrics in metrics_of(run):
         assert all(map(math.isfinite, metrics.values()))
     assert max(metrics["sampling/logprob_gap"] for metrics in metrics_of(run)) < 1e-4
+
+
+def test_what_two_processes_of_ppo_measure(whole):
+    first, second = metrics_of(whole("ppo-two"))
+    assert first["value/mean"] == 0.0 != second["value/mean"]  # the critic's head begins at zero
+    assert all(map(math.isfinite, (first | second).values()))
 
 
 def test_what_dpo_writes(whole):
@@ -271,7 +276,7 @@ def test_what_dpo_writes(whole):
     assert len({row["id"] for row in completions}) == 16  # other prompts in each round
     for number, metrics in enumerate(read_log(run / "metrics.jsonl"), start=1):
         steps = read_log(run / f"round-{number}" / "metrics.jsonl")
-        assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 3) > 2
+        assert len(steps) == metrics["steps"] == 2 * math.ceil(metrics["pairs"] / 2) > 2
         assert steps[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # the reference is what sampled
         assert steps[-1]["rewards/margins"] > 0
     assert [row["step"] for row in read_log(run / "held_out.jsonl")] == [0, 1, 2]
