@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from rlmt.data import append_jsonl, read_log
 from rlmt.sampler import sample_completions
 from rlmt.scorers import connect, load_function, read_who
-from utils import fail, or_fail
+from utils import or_fail
 
 JUDGE_TOKENS = 4096  # of a reply, as the judge may think first
 
@@ -22,13 +22,12 @@ JUDGE_TOKENS = 4096  # of a reply, as the judge may think first
 class Gold:
     """What measures completions: the reward model, the judge or the function of --gold, or nothing.
 
-    `args`: any ScoreArgs. A judge that fails gives no value; an empty response gets 0 without a call.
+    `args`: any ScoreArgs, or the flags of eval_reward.py. A judge that fails gives no value; an empty response
+    gets 0 without a call.
     """
 
     def __init__(self, args, accelerator: Accelerator):
         """Exits with 2 if `args.gold` cannot measure."""
-        if args.gold_prompts and not args.gold:
-            fail("--gold-prompts needs --gold: what the completions are measured by")
         self.args = args
         self.accelerator = accelerator
         self.who = read_who(args.gold, otherwise="folder")
@@ -50,13 +49,10 @@ class Gold:
 
         Args:
             run: the folder of its replies, whose cost counts in the budget.
-            n_completions: of a step or round.
+            n_completions: of a step or round of training, or of an audit.
         """
         if self.who.kind == "endpoint" and self.accelerator.is_main_process:
-            print(
-                "--gold: its judge is asked about every completion; of a step or round of training "
-                f"{n_completions} calls"
-            )
+            print(f"--gold: its judge is asked about every completion; of a step, round or audit {n_completions} calls")
             from rewards import judged
 
             ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)
@@ -84,22 +80,26 @@ class Gold:
 
         As in an evaluation, a completion that is not `ok` has the empty answer.
         """
+        if self.who.kind == "nobody":
+            return [{}] * len(completions)
         messages = [completion.messages for completion in completions]
         responses = [completion.response if completion.status == "ok" else "" for completion in completions]
+        return [{"gold": value} for value in self.values(messages, responses)]
+
+    def values(self, prompts: list[list[dict]], responses: list[str]) -> list[float | None]:
+        """Returns the gold of each response to its prompt, a list of messages."""
         if self.function:
-            values = map(self.function, messages, responses)
+            found = map(self.function, prompts, responses)
         elif self.model:
-            values = self.model.score(messages, responses)
-        elif self.judge:
+            found = self.model.score(prompts, responses)
+        else:
             from rewards.judged import judge_mark
 
             rows = []
-            for turns, response in zip(messages, responses, strict=True):
-                rows.append({"messages": turns, "response": response})
-            values = judge_mark(rows, self.judge, JUDGE_TOKENS)
-        else:
-            return [{}] * len(completions)
-        return [{"gold": None if value is None else float(value)} for value in values]
+            for messages, response in zip(prompts, responses, strict=True):
+                rows.append({"messages": messages, "response": response})
+            found = judge_mark(rows, self.judge, JUDGE_TOKENS)
+        return [None if value is None else float(value) for value in found]
 
 
 def measure_held_out(prompts: list[dict], sampler, scorer, policy, run: Path, step: int) -> bool:

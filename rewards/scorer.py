@@ -55,6 +55,8 @@ class Scorer:
         of_outcome = self.parts.keys() - set(DENSE)
         if of_outcome == {"preference"} and self.parts["preference"].weight == 1:
             self.reward_name = "preference"
+        if args.gold_prompts and not args.gold:
+            fail("--gold-prompts needs --gold: what the completions are measured by")
         self.gold = Gold(args, accelerator)
         self.readers = []
         """Tokenizers of reward models, which read each prompt."""
