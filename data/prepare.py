@@ -21,7 +21,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
@@ -88,8 +87,6 @@ class Args:
     tulu3-teacher."""
     seed: int = 0
     """Seed of that sample."""
-    max_characters: int | None = None
-    """Longest prompt to keep, in characters of all its turns, for traces with its response; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
@@ -102,8 +99,6 @@ class Args:
     pass_rate: tuple[float, float] = (0.0, 0.625)
     """For from-run: the share of completions that solve a prompt is larger than the first number, and at most
     the second (Olmo 3, 2512.13961)."""
-    by_difficulty: bool = False
-    """For from-run: the easiest prompts first. Our training scripts draw an order of their own."""
     margin: float = 0.0
     """For from-run-pairs: by how much the chosen completion is better, at least."""
     overwrite: bool = False
@@ -351,7 +346,6 @@ def keep(
     convert: Callable[[int, dict], dict],
     noun: str,
     excluded_turns: set[str],
-    max_characters: int | None,
 ) -> tuple[list[dict], dict[str, list[str]], int]:
     """Converts the rows of a source, and keeps those that are fit and different.
 
@@ -359,7 +353,6 @@ def keep(
         convert: takes number and row; may raise Dropped.
         noun: what the rows are.
         excluded_turns: rows with one of these as their first user turn are dropped.
-        max_characters: of all turns, and of a trace's response; None: any.
 
     Returns the rows, the ids of the dropped ones by reason, and how many rows got another id.
     """
@@ -379,11 +372,8 @@ def keep(
             text = json.dumps(texts, ensure_ascii=False)  # what makes a row different from others
             row_hash = hashlib.sha1(text.encode(errors="surrogatepass")).hexdigest()[:16]
             row_id = row_id or row_hash
-            n_characters = sum(len(turn["content"]) for turn in row["messages"])
-            n_characters += len(row.get("response", ""))
             drop_if(SURROGATE.search(text) is not None, "broken_unicode")
             drop_if(first_user_turn(row["messages"]) in excluded_turns, "excluded_prompt")
-            drop_if(n_characters > (max_characters or n_characters), "too_long")
             drop_if(row_hash in hashes, f"duplicate_{noun}")
         except Dropped as reason:
             dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
@@ -462,8 +452,8 @@ def main(args: Args) -> None:
         if path.exists() and not args.overwrite:
             fail(f"{path} exists; choose another --out or add --overwrite")
     if args.kind not in KINDS:
-        if args.exclude or args.n or args.max_characters:
-            fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --max-characters")
+        if args.exclude or args.n:
+            fail(f"{args.kind} is a folder of its own; leave out --exclude and --n")
         or_fail(write_model, args.out, args.input, args.revision)
         return
 
@@ -493,13 +483,11 @@ def main(args: Args) -> None:
         except BadInput as error:
             fail_at(name, number, source_row, error)
 
-    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns, args.max_characters)
+    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns)
     n_in = len(rows) + sum(count_ids(dropped).values())
     n = args.n or kind.n
     if n:
         rows = sample(rows, n, args.seed, kind.only_english, dropped)
-    if args.kind == "from-run" and args.by_difficulty:
-        rows.sort(key=itemgetter("pass_rate"), reverse=True)
     if len(rows) < (n or 1):
         found = f"{n_in} rows in, {len(rows)} usable, {n or 1} wanted (dropped: {count_ids(dropped)})"
         fail(f"{name}: {found}")
