@@ -28,13 +28,12 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from data.toy import world
-from data.toy.files import hash_below, save
+from data.toy.files import ToyArgs, hash_below
 
 TOY = {"start": 40, "low": 10, "turns": 3}  # what dialogues with toy users change in simulated_user.RLVER
 
@@ -252,11 +251,7 @@ def traces(n: int, seed: int, right: float = 0.4) -> list[dict]:
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the files."""
+class Args(ToyArgs):
     n_traces: int = 1000
     """Conversations from which traces are made, three each."""
     n_train: int = 512
@@ -272,4 +267,4 @@ if __name__ == "__main__":
         "users_train": profiles(args.n_train, args.seed, "train"),
         "users_test": profiles(args.n_test, args.seed, "test"),
     }
-    save(files, args.out, args.seed)
+    args.save(files)

@@ -25,11 +25,10 @@ import sys
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save
+from data.toy.files import ToyArgs, hash_below
 from data.toy.world import ASPECTS, CHECKS, Order, check, criteria, liking, points, prompt_rows, read_prompt
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
@@ -40,11 +39,7 @@ CRITERION = re.compile(r"^(\d+)\. (.+) \(weight [^)]+\)$", re.M)
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the file; an existing one is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the file."""
+class Args(ToyArgs):
     n_prompts: int = 4000
     """Rows of the file."""
     wrong: float = 0.1
@@ -191,4 +186,4 @@ if __name__ == "__main__":
     args = tyro.cli(Args)
     if args.command:
         sys.exit(run(args.command, args.wrong))
-    save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)}, args.out, args.seed)
+    args.save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)})

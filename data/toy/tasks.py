@@ -26,7 +26,7 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save, user_turn
+from data.toy.files import ToyArgs, hash_below, user_turn
 from data.toy.world import BUDGETS, DISHES, GREETINGS
 
 QUESTIONS = [
@@ -53,11 +53,7 @@ Program = list[tuple[str, int]]  # steps: one of + - *, a number
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the rows."""
+class Args(ToyArgs):
     n_traces: int = 2000
     """SFT traces (rows) of each task."""
     n_prompts: int = 2000
@@ -303,4 +299,4 @@ if __name__ == "__main__":
 
         extend_base(Path("data/toy/base"), args.base_out, sample_texts())
     else:
-        save(write_files(args), args.out, args.seed)
+        args.save(write_files(args))
