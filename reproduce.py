@@ -39,7 +39,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import tyro
 
-from experiments import tables
+from experiments import compare, tables
 from utils import fail, refuse_repeated
 
 HERE = Path(__file__).parent
@@ -404,6 +404,27 @@ def stop(number: int, _) -> None:
 # --- 5. what was asked for
 
 
+def render(results: Path, rows: dict[str, dict[str, Block]]) -> dict[str, str]:
+    """Writes every table that has numbers into results/tables/ as csv and Markdown; returns the Markdown by table."""
+    folder = results / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
+    for table, blocks in rows.items():
+        root = results / next(iter(blocks.values())).folder
+        if table.isdecimal():
+            name = f"table{table}"
+            numbers = tables.build_table(table, list(blocks), tables.read_index(root))
+            markdown = tables.paper_markdown(numbers)
+        else:
+            name = table
+            numbers = compare.cells_of(compare.read_evaluations((root,), list(blocks)))
+            markdown = compare.write_rows(numbers)
+        if len(numbers):
+            numbers[tables.NUMBERS].round(4).to_csv(folder / f"{name}.csv", index=False)
+            texts[name] = tables.write_page(folder / f"{name}.md", markdown, *tables.notes_of(numbers))
+    return texts
+
+
 def list_rows(rows: dict[str, dict[str, Block]], seeds: tuple[int, ...], results: Path) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
@@ -457,7 +478,7 @@ def main(args: Args) -> None:
         fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
     asked = {table: rows[table] for table in args.table or rows}
     if args.tables:
-        for name, text in tables.render(args.results, asked).items():
+        for name, text in render(args.results, asked).items():
             print(f"\n{name}\n\n{text}")
     elif args.list:
         list_rows(asked, args.seeds, args.results)
@@ -482,7 +503,7 @@ def main(args: Args) -> None:
             check(commands)
         if not args.dry_run:
             run_jobs(jobs, variables, root)
-            tables.render(args.results, rows)
+            render(args.results, rows)
     else:
         fail("nothing to do: --list, --show TABLE/ROW, --tables, or --run with --table")
 

@@ -92,12 +92,12 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
     return list(by_name.values())
 
 
-def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
+def read_evaluations(folders: tuple[Path, ...], rows: list[str] | None = None) -> pd.DataFrame:
     """Reads the lines of runs.csv of what the command names, with the `row`, `seed` and `column` of each.
 
     Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
     thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no longer has is
-    left out, and named on stderr.
+    left out, and named on stderr. `rows`: the only rows to read, in this order; None: all.
     """
     parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
     for folder in folders:
@@ -112,29 +112,24 @@ def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
     for folder in outdated:
         print(f"{folder}: left out, as its model was trained anew since; evaluate it again", file=sys.stderr)
     lines = lines[~lines["folder"].isin(outdated)]
-    names = [split_seed(model_name(model)) for model in lines["model"]]
-    of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
+    models = [split_seed(model_name(model)) for model in lines["model"]]
+    of_model = pd.DataFrame(models, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
     lines[["row", "seed"]] = lines[["row", "seed"]].fillna(of_model)
     lines["row"] += lines["sampling"].str.extract(r"(, \d+ of thinking)")[0].fillna("")
+    if rows is not None:
+        lines = pd.concat([lines[lines["row"] == row] for row in rows])
 
     is_program = lines["judge"].astype(str).str.contains(".py:", regex=False)
     metrics = lines["metric"].mask(is_program & (lines["metric"] == "score"), "score of a program")
-    lines["column"] = metrics.replace(NAMES)
-    of_answers = lines[metrics.isin(NAMES)]  # named by one rule
-    several_benchmarks = of_answers.groupby("row")["benchmark"].nunique().max() > 1
-    for metric, part in lines.groupby(metrics):
-        column = part["column"]
-        alike = of_answers
-        if metric not in NAMES:
-            alike = part
-        if metric not in NAMES or several_benchmarks:
-            column = part["benchmark"] + " " + column
-        if alike["temperature"].nunique() > 1:
-            column += ", T=" + part["temperature"].map("{:g}".format)
-        if part["judge"].nunique() > 1:
-            column += (", by " + part["judge"]).fillna("")  # none, as of a length
-        lines.loc[part.index, "column"] = column
+    names = metrics.map(NAMES).fillna(lines["benchmark"] + " " + metrics)
+    # one rule for all that NAMES has; any other column has a benchmark in its name
+    alike = lines.groupby(names.mask(metrics.isin(NAMES), "answers"))
+    several = alike[["benchmark", "temperature"]].transform("nunique") > 1
+    names = names.mask(several["benchmark"], lines["benchmark"] + " " + names)
+    names += (", T=" + lines["temperature"].map("{:g}".format)).where(several["temperature"], "")
+    several_judges = lines.groupby(names)["judge"].transform("nunique") > 1
+    lines["column"] = names + (", by " + lines["judge"]).where(several_judges).fillna("")  # none, as of a length
     return lines
 
 
@@ -149,7 +144,7 @@ def has_other_model_now(evaluation: Path) -> bool:
     return bool(before and now) and before != now
 
 
-def read_training(runs: list[Path]) -> list[dict]:
+def read_training(runs: list[Path]) -> pd.DataFrame:
     """Returns a cell for each row and metric of TRAINING: the mean over the last steps of finished runs, and
     over seeds."""
     values = []
@@ -167,15 +162,15 @@ def read_training(runs: list[Path]) -> list[dict]:
         low, high = tables.interval_over_seeds(part["value"])
         cell = {"ours": part["value"].mean(), "seeds": len(part), "low": low, "high": high}
         cells.append(cell | {"row": row, "benchmark": f"training: {metric}"})
-    return cells
+    return pd.DataFrame(cells, columns=tables.CELL)
 
 
-def cells_of(lines: pd.DataFrame) -> list[dict]:
+def cells_of(lines: pd.DataFrame) -> pd.DataFrame:
     """Returns a cell for each row and column of the evaluations."""
     cells = []
     for (row, column), part in lines.groupby(["row", "column"], sort=False):
         cells.append(tables.summarize_seeds(part) | {"row": row, "benchmark": column})
-    return cells
+    return pd.DataFrame(cells, columns=tables.CELL)
 
 
 # --- 2. differences
@@ -190,7 +185,7 @@ def twins_of(rows: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> list[dict]:
+def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> pd.DataFrame:
     """Returns the cells of the differences between two rows, in every column that both have.
 
     Rows that were judged differently have none: if the user asked for the pair this exits with 2, else the
@@ -217,19 +212,22 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
                 low, high = mean_interval(wins, is_share=True)
                 cell = {"ours": wins.mean(), "low": low, "high": high, "n": len(wins), "seeds": cell["seeds"]}
                 cells.append(cell | {"row": name, "benchmark": f"{column}: wins"})
-    return cells
+    return pd.DataFrame(cells, columns=tables.CELL)
 
 
 # --- 3. files
 
 
-def write_table(cells: list[dict], path: Path, *notes: str) -> str:
-    """Writes a table as Markdown, its lengths last, with notes under it; returns the text."""
-    numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
+def write_rows(numbers: pd.DataFrame) -> str:
+    """Returns Markdown: a table of the rows with the same columns, lengths last, then of the next such rows."""
     is_length = numbers["benchmark"].str.contains("tokens")
+    digits = is_length.map({True: 1, False: 3})
     numbers = pd.concat([numbers[~is_length], numbers[is_length]])
-    table = tables.write_cells(numbers, digits=is_length.map({True: 1, False: 3}))
-    return tables.write_page(path, tables.markdown_table(table.reset_index()), *notes)
+    columns_of_row = numbers.groupby("row")["benchmark"].agg(tuple)
+    parts = []
+    for _, part in numbers.groupby(numbers["row"].map(columns_of_row), sort=False):
+        parts.append(tables.markdown_table(tables.write_cells(part, digits).reset_index()))
+    return "\n\n".join(parts)
 
 
 # --- 4. curves
@@ -298,9 +296,8 @@ def main(args: Args) -> None:
     runs = run_folders(args.folders)
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)
-    rows = cells_of(lines)
-    trained = read_training(runs)
-    if not runs or not rows + trained:  # git has tables without their runs: do not write over them
+    parts = {"table": cells_of(lines), "training": read_training(runs)}
+    if not runs or all(numbers.empty for numbers in parts.values()):  # git has tables without their runs: do not write over them
         fail(
             f"{', '.join(map(str, args.folders))}: no run folder, or nothing evaluated, and no RL run finished"
         )
@@ -312,16 +309,17 @@ def main(args: Args) -> None:
     for row in sum(args.compare, ()):
         if row not in evaluated:
             fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated) or 'none'}")
-    cells = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
-    numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
+    parts["differences"] = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
+    numbers = pd.concat(parts.values())[tables.NUMBERS].dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
-    notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
-    if rows:
-        print(write_table(rows, out / "table.md", ABOUT, *notes))
-    if trained:
-        print(write_table(trained, out / "training.md", f"Means over the last {LAST_STEPS} steps."))
-    if cells:
-        print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
+    notes = {
+        "table": [ABOUT, *tables.notes_of(parts["table"])],
+        "training": [f"Means over the last {LAST_STEPS} steps."],
+        "differences": [DIFFERENCES, tables.VARIANCE],
+    }
+    for name, numbers in parts.items():
+        if len(numbers):
+            print(tables.write_page(out / f"{name}.md", write_rows(numbers), *notes[name]))
     curves = read_curves(runs, lines)
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)

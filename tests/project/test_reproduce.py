@@ -209,6 +209,7 @@ def write_index(folder: Path, lines: list[dict]) -> None:
     """Writes runs.csv; what a line does not say is that of WildBench, measured on the paper's tasks."""
     common = {
         "time": "2025",
+        "model": "m",
         "benchmark": "x",
         "metric": "wb_reward",
         "n": 1024,
@@ -222,7 +223,7 @@ def write_index(folder: Path, lines: list[dict]) -> None:
 
 def rendered(folder: Path, table: str) -> tuple[str, pd.DataFrame]:
     """Renders a table; returns it as Markdown and, by row and column, as numbers."""
-    text = tables.render(folder, {table: ROWS[table]})[f"table{table}"]
+    text = reproduce.render(folder, {table: ROWS[table]})[f"table{table}"]
     return text, pd.read_csv(folder / "tables" / f"table{table}.csv").set_index(["row", "benchmark"])
 
 
@@ -290,16 +291,18 @@ def test_a_table_of_ones_own_shows_all_kinds_of_rows(tmp_path):
     kinds = {"small": ("wildbench-rm",), "toy": ("gold",)}
     blocks = {row: reproduce.Block("row", row, "", kinds[row], (), ROOT) for row in kinds}
     proxy = {"run": "small-s0--wildbench-rm", "metric": "mean_reward", "value": 1.5}
-    gold = {"run": "toy-s0--gold", "metric": "score", "temperature": 1.0, "value": 0.25}
-    write_index(tmp_path, [proxy, gold | {"benchmark": "benchmark_tasks"}])
-    text = tables.render(tmp_path, {"mine": blocks})["mine"]
-    assert "| WB_RM |" in text and "| small | 1 | 1.5 |" in text and "| toy | 1 | 0.25 |" in text
+    gold = {"run": "toy-s0--gold", "metric": "score", "value": 0.25, "judge": "world.py:judge"}
+    write_index(tmp_path, [proxy | {"benchmark": "wildbench"}, gold])
+    text = reproduce.render(tmp_path, {"mine": blocks})["mine"]
+    head = "| row | {} |\n|---|---|\n"
+    assert head.format("wildbench mean_reward") + "| small | 1.500 |" in text
+    assert head.format("gold") + "| toy | 0.250 |" in text
 
 
 def test_the_committed_tables_are_those_of_the_committed_figures(tmp_path):
     """Letter by letter: results/tables/ is what results/**/runs.csv gives today."""
     shutil.copytree(ROOT / "results" / "toy", tmp_path / "toy")
-    tables.render(tmp_path, ROWS)
+    reproduce.render(tmp_path, ROWS)
     committed = {path.name: path.read_text() for path in (ROOT / "results" / "tables").iterdir()}
     assert committed == {path.name: path.read_text() for path in (tmp_path / "tables").iterdir()}
 
@@ -415,7 +418,7 @@ def test_a_row_of_ones_own_for_real(tmp_path, monkeypatch, capsys):
     reproduce.main(args)
     capsys.readouterr()
     table = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["row", "benchmark"])
-    gold = table.loc[(row, "gold, T=1")]
+    gold = table.loc[(row, "gold")]
     task_means = pd.read_csv(tmp_path / "mine" / f"{row}-s0--gold" / "task_means.csv")
     task_means = task_means[task_means["metric"] == "score"]
     assert len(task_means) == 2 and task_means["mean"].mean() == pytest.approx(gold.ours, abs=1e-4)
