@@ -130,8 +130,7 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     cell["sampling"] = " and ".join(values["sampling"].unique())
     words = filter(None, map(wording_of, values["folder"]))
     cell["wording"] = " and ".join(dict.fromkeys(words)) or None
-    judges = values["folder"].combine(values["judge"], judge_of).dropna()
-    cell["judge"] = " and ".join(judges.unique()) or None
+    cell["judge"] = " and ".join(values["judge"].dropna().unique()) or None
     return cell
 
 
@@ -297,23 +296,6 @@ def wording_of(run: Path) -> str | None:
     if not path.exists():
         return "unknown"
     return json.loads(path.read_text()).get("wording")
-
-
-def judge_of(run: Path, judge: str) -> str:
-    """Returns the name of a run's judge, with its address and the name that the server gives, if there are any."""
-    is_here = (run / "config.json").exists() and (run / "summary.json").exists()
-    if pd.isna(judge) or not is_here:  # a number without a judge, or one of another machine
-        return judge
-    args = json.loads((run / "config.json").read_text())["args"]
-    if judge != args.get("judge"):  # a reward model, or a user simulator
-        return judge
-    url = args.get("judge_url")
-    replied = json.loads((run / "summary.json").read_text()).get("replied", {}).get("judge")
-    if url:
-        judge += f" at {url}"
-    if replied:
-        judge += f", by its replies {', '.join(replied)}"
-    return judge
 
 
 # --- 3. tables for people
