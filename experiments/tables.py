@@ -37,12 +37,10 @@ AVERAGES = {  # the paper's column: the columns whose mean it is
     "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
     "Avg4": ("WB", "AE2", "AH2", "CWv3"),
 }
-# printed numbers are rounded to 0.1: so much may an average differ from the mean of its parts
-ROUNDING = 0.1
 AS_RELEASED = "-as-released"  # ends the name of a row that evaluates the checkpoint of the paper's authors
 
 NUMBERS = (  # columns of a table as csv
-    "table row section benchmark ours low high n n_invalid seeds paper paper_parts difference "
+    "table row section benchmark ours low high n n_invalid seeds paper difference "
     "status sampling judge wording"
 ).split()
 CELL = [*NUMBERS, "task", "fingerprint"]
@@ -278,9 +276,6 @@ def build_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFram
     for cell in numbers[numbers["benchmark"].isin(AVERAGES)].itertuples():
         of_row = numbers[numbers["row"] == cell.row]
         parts = of_row[of_row["benchmark"].isin(AVERAGES[cell.benchmark])]
-        paper_parts = parts["paper"].mean()
-        if abs(cell.paper - paper_parts) > ROUNDING:
-            numbers.loc[cell.Index, "paper_parts"] = paper_parts
         seeds = parts["seeds"].min()
         if seeds and seeds == parts["seeds"].max():
             average = [parts["ours"].mean(), seeds, "measured"]
@@ -310,8 +305,7 @@ def markdown_table(table: pd.DataFrame) -> str:
 def write_cell(cell) -> str:
     """Writes `ours ± half the interval (the paper's)`, each where there is one, with `cell.digits`.
 
-    An interval that is not even, like a share's, is written as its two ends. A * marks an average that its parts
-    contradict.
+    An interval that is not even, like a share's, is written as its two ends.
     """
     text = ""
     digits = cell.digits
@@ -324,8 +318,6 @@ def write_cell(cell) -> str:
         text = f"{cell.ours:.{digits}f}"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
-    if not pd.isna(cell.paper_parts):
-        text += "*"
     return text.strip()
 
 
@@ -381,11 +373,6 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
         notes.insert(0, PRINTED)
     if numbers["benchmark"].isin(AVERAGES).any():
         notes.append(AVERAGED)
-    for cell in numbers.dropna(subset="paper_parts").itertuples():
-        notes.append(
-            f"* The paper's {cell.benchmark} of {cell.row}, {cell.paper:g}, contradicts its parts, whose mean is "
-            f"{cell.paper_parts:.2f}."
-        )
     notes += describe(numbers, "sampling", "Sampling")
     notes += describe(numbers, "judge", "Judge or simulated user")
     notes += describe(numbers, "wording", "Words (of the judge, else of the prompt)")
