@@ -5,9 +5,8 @@
     python -m experiments.compare results/rlmt-s0 results/rlmt-s1 results/rlhf-s0 --out results/comparison
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
-every evaluation of that model, whatever the evaluation is named, and of the last steps of its training.
-Writes all numbers to table.csv, and as Markdown the tables table, differences and training; of RL runs curves.csv
-and curves.png.
+every evaluation of that model, whatever the evaluation is named.
+Writes all numbers to table.csv, and as Markdown the tables table and differences; of RL runs curves.csv and curves.png.
 """
 
 import json
@@ -48,8 +47,6 @@ NAMES = {  # of metrics in runs.csv
 }
 # rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
-TRAINING = ("reward", "reward/gold", "kl", "think/format_ok", "think/mean_tokens", "think/response_tokens")
-LAST_STEPS = 5
 ABOUT = (
     "Gold: a program's score, which is no row's reward; proxy: the reward that RL is trained on, of answers in good "
     "format. Response tokens: all but the thinking's, so the tags count among them. An answer without a value, as one that "
@@ -142,27 +139,6 @@ def has_other_model_now(evaluation: Path) -> bool:
     before = config.get("inputs", {}).get("model")  # older evaluations have none
     now = digests_of(config["args"].get("model"))
     return bool(before and now) and before != now
-
-
-def read_training(runs: list[Path]) -> pd.DataFrame:
-    """Returns a cell for each row and metric of TRAINING: the mean over the last steps of finished runs, and
-    over seeds."""
-    values = []
-    for run in runs:
-        if not (run / "metrics.jsonl").exists() or not (run / "summary.json").exists():
-            continue
-        log = pd.DataFrame(read_lines(run / "metrics.jsonl")).tail(LAST_STEPS)
-        row, _ = split_seed(run.name)
-        for metric in TRAINING:
-            if metric in log:
-                values.append({"row": row, "metric": metric, "value": log[metric].mean()})
-    table = pd.DataFrame(values, columns=["row", "metric", "value"])
-    cells = []
-    for (row, metric), part in table.groupby(["row", "metric"], sort=False):
-        low, high = tables.interval_over_seeds(part["value"])
-        cell = {"ours": part["value"].mean(), "seeds": len(part), "low": low, "high": high}
-        cells.append(cell | {"row": row, "benchmark": f"training: {metric}"})
-    return pd.DataFrame(cells, columns=tables.CELL)
 
 
 def cells_of(lines: pd.DataFrame) -> pd.DataFrame:
@@ -294,13 +270,11 @@ def main(args: Args) -> None:
     if not args.folders:
         fail("name a folder of runs, such as results")
     runs = run_folders(args.folders)
+    if not runs:  # git has tables without their runs: do not write over them
+        fail(f"{', '.join(map(str, args.folders))}: no run folder")
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)
-    parts = {"table": cells_of(lines), "training": read_training(runs)}
-    if not runs or all(numbers.empty for numbers in parts.values()):  # git has tables without their runs: do not write over them
-        fail(
-            f"{', '.join(map(str, args.folders))}: no run folder, or nothing evaluated, and no RL run finished"
-        )
+    table = cells_of(lines)
     n_missing = lines["folder"][~lines["folder"].map(Path.exists)].nunique()
     if n_missing:
         print(f"{n_missing} evaluations have no folder here, and so no values by task", file=sys.stderr)
@@ -309,17 +283,13 @@ def main(args: Args) -> None:
     for row in sum(args.compare, ()):
         if row not in evaluated:
             fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated) or 'none'}")
-    parts["differences"] = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
-    numbers = pd.concat(parts.values())[tables.NUMBERS].dropna(axis=1, how="all")
+    pairs = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
+    numbers = pd.concat([table, pairs])[tables.NUMBERS].dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
-    notes = {
-        "table": [ABOUT, *tables.notes_of(parts["table"])],
-        "training": [f"Means over the last {LAST_STEPS} steps."],
-        "differences": [DIFFERENCES, tables.VARIANCE],
-    }
-    for name, numbers in parts.items():
-        if len(numbers):
-            print(tables.write_page(out / f"{name}.md", write_rows(numbers), *notes[name]))
+    if len(table):
+        print(tables.write_page(out / "table.md", write_rows(table), ABOUT, *tables.notes_of(table)))
+    if len(pairs):
+        print(tables.write_page(out / "differences.md", write_rows(pairs), DIFFERENCES, tables.VARIANCE))
     curves = read_curves(runs, lines)
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)
