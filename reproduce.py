@@ -85,6 +85,16 @@ class Args:
     has the tasks' prompts, or a folder laid out like it (experiments/evaluate.sh). Empty: our own wording.
     What is finished is not asked or judged again."""
 
+    def variables(self, root: Path) -> dict[str, str]:
+        """Returns the variables that experiments/*.sh read, apart from SEED; `root` is the folder of the runs."""
+        variables = {"RESULTS": str(root), "JUDGE": self.judge, "JUDGE_URL": self.judge_url}
+        variables["JUDGE_FLAGS"] = self.judge_flags
+        if self.templates:
+            variables["TEMPLATES"] = str(Path(self.templates).resolve())
+        if self.as_released:
+            variables["AS_RELEASED"] = tables.AS_RELEASED
+        return {name: value for name, value in variables.items() if value}
+
 
 # --- 1. lines of experiments/*.sh
 
@@ -171,7 +181,7 @@ def status(root: Path, block: Block, seed: int) -> str:
     folders = [run]
     if block.table:
         folders = [root / f"{run.name}--{evaluation}" for evaluation in block.evaluations]
-        if run.exists():  # a row that trains nothing has evaluations only
+        if run.exists() or not folders:  # a row that trains nothing has evaluations only
             folders.append(run)
     if all((folder / "summary.json").exists() for folder in folders):
         return "done"
@@ -212,19 +222,6 @@ def plan(wanted: list[Block], seeds: tuple[int, ...], blocks: dict[str, Block], 
     if not jobs:
         print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
-
-
-def variables_of(args: Args, root: Path) -> dict[str, str]:
-    """Returns the variables that experiments/*.sh read, apart from SEED."""
-    variables = {"RESULTS": str(root)}
-    for name in ("judge", "judge_url", "judge_flags"):
-        if getattr(args, name):
-            variables[name.upper()] = getattr(args, name)
-    if args.templates:
-        variables["TEMPLATES"] = str(Path(args.templates).resolve())
-    if args.as_released:
-        variables["AS_RELEASED"] = tables.AS_RELEASED
-    return variables
 
 
 def commands_of(command: list[str], variables: dict[str, str]) -> list[str]:
@@ -489,13 +486,13 @@ def main(args: Args) -> None:
                 " (a file counts that has the line . experiments/rows.sh)"
             )
         block = blocks[args.show]
-        show(block, blocks, args.seeds[0], variables_of(args, args.results / block.folder))
+        show(block, blocks, args.seeds[0], args.variables(args.results / block.folder))
     elif args.run:
         if args.templates and not Path(args.templates).is_dir():
             fail(f"--templates {args.templates}: no such folder")
         wanted = wanted_blocks([block for table in asked.values() for block in table.values()], args.row)
         root = args.results / wanted[0].folder
-        variables = variables_of(args, root)
+        variables = args.variables(root)
         jobs = plan(wanted, args.seeds, blocks, root)
         commands = all_commands(jobs, variables)
         print_costs(commands)

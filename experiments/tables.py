@@ -262,10 +262,10 @@ def build_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFram
     """Builds a table of the paper with our number, its intervals and the printed one: one line per row and
     column."""
     lines = []
+    measured = dict(iter(index.groupby(["row", "evaluation", "metric"])))
     for cell in list_cells(table, rows):
-        evaluation, metric = BENCHMARKS.get(cell["benchmark"], ("", ""))  # an average has none
-        is_cell = (index["row"] == cell["row"]) & (index["evaluation"] == evaluation) & (index["metric"] == metric)
-        line = summarize_seeds(index[is_cell]) | cell | {"table": table}
+        key = (cell["row"], *BENCHMARKS.get(cell["benchmark"], ("", "")))  # an average is computed below
+        line = summarize_seeds(measured.get(key, index[:0])) | cell | {"table": table}
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
             line["status"] = "model of others"
