@@ -264,8 +264,8 @@ class Clock(TrainerCallback):
 # --- 3. pairs of runs and their ratios
 
 
-def run_side(words: list[str], out: str, checkout: str) -> pd.DataFrame:
-    """Runs a command that writes `out`/metrics.jsonl; exits if it fails. Returns its measured steps."""
+def run_side(words: list[str], checkout: str) -> float:
+    """Runs a command of Python and returns its peak memory in GiB; exits if it fails."""
     # what a script prints is in its logs; errors are seen
     process = subprocess.Popen([sys.executable, *words], cwd=checkout, stdout=subprocess.DEVNULL)
     query = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id="
@@ -278,12 +278,16 @@ def run_side(words: list[str], out: str, checkout: str) -> pd.DataFrame:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG if ON_GPU else 0)
     if status:
         sys.exit(f"failed: {words}")
+    return peak_gib or usage.ru_maxrss / 2**20  # from KiB
+
+
+def read_steps(out: str) -> pd.DataFrame:
+    """Reads the measured steps of a run from its metrics.jsonl."""
     # train_dpo.py logs its steps in a folder of the round
     *_, metrics = sorted(Path(out).rglob("metrics.jsonl"))
     log = pd.read_json(metrics, lines=True).select_dtypes("number")
     log["seconds_per_step"] = log["seconds"].diff()
     log["tokens"] = log["num_tokens"].diff()
-    log["peak_gib"] = peak_gib or usage.ru_maxrss / 2**20  # from KiB
     return log[1:]
 
 
@@ -292,11 +296,13 @@ def compare(case: Case, pairs: int, old: str) -> dict:
     logs = {}
     for pair in range(pairs):
         ours, other = f"{case.folder}/ours-{pair}", f"{case.folder}/other-{pair}"
-        logs["ours", pair] = run_side(case.our_command(ours), ours, ROOT)
+        peak_gib = run_side(case.our_command(ours), ROOT)
+        logs["ours", pair] = read_steps(ours).assign(peak_gib=peak_gib)
         words = ["-c", f"from dev.bench import Case; {case}.run_peer({ours!r}, {other!r})"]
         if old:
             words = case.our_command(other)
-        logs["other", pair] = run_side(words, other, old or ROOT)
+        peak_gib = run_side(words, old or ROOT)
+        logs["other", pair] = read_steps(other).assign(peak_gib=peak_gib)
         print(f"{case.name}, pair {pair + 1} of {pairs}", flush=True)
     steps = pd.concat(logs)
     runs = steps.groupby(level=[0, 1]).mean()
