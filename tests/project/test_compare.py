@@ -56,7 +56,7 @@ def runs(reward_models, tmp_path_factory) -> Path:
     """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
     runs = tmp_path_factory.mktemp("small") / "runs"
     tasks = []
-    for number in range(16):
+    for number in range(8):
         content = f"I have {number + 10} dollars. What do you suggest?"
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
     write(runs, "tasks.jsonl", tasks)
@@ -89,7 +89,7 @@ def gold_by_hand(runs: Path, name: str) -> pd.Series:
 def test_a_row_has_means_over_tasks_and_intervals(runs, table):
     expected = gold_by_hand(runs, "sft-plain")
     gold = table.loc[("sft-plain", "gold")]
-    assert (gold.seeds, gold.n) == (1, 32)  # two answers to each of 16 tasks
+    assert (gold.seeds, gold.n) == (1, 16)  # two answers to each of 8 tasks
     assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
     assert (gold.low, gold.high) == pytest.approx(mean_interval(expected), abs=1e-3)
 
@@ -118,7 +118,7 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     wins = table.loc[("grpo-plain − sft-plain", "gold: wins"), "ours"]
     assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
     assert "nan" not in (runs.parent / "differences.md").read_text()
-    # a share of 16 tasks, of which one could be wrong all the same: Wilson's interval has a width
+    # a share of 4 tasks, of which one could be wrong all the same: Wilson's interval has a width
     text = (runs.parent / "table.md").read_text()
     assert "± 0.000" not in text
     share = table.loc[("sft-plain", "ifeval prompt_strict")]
