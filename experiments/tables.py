@@ -336,19 +336,6 @@ def paper_markdown(numbers: pd.DataFrame) -> str:
     return markdown_table(texts.reset_index())
 
 
-def counts(numbers: pd.DataFrame) -> str:
-    """Writes of how many values the numbers of each column are means, and how many others were invalid."""
-    parts = []
-    for column, cells in numbers.dropna(subset="n").groupby("benchmark", sort=False):
-        part = f"{column} {cells['n'].min():g}"
-        if cells["n"].nunique() > 1:
-            part += f" to {cells['n'].max():g}"
-        if cells["n_invalid"].any():
-            part += f" ({cells['n_invalid'].max():g} of them invalid at most)"
-        parts.append(part)
-    return f"n of each seed: {'; '.join(parts)}."
-
-
 def describe(numbers: pd.DataFrame, key: str, title: str) -> list[str]:
     """Writes each value of `key` with its columns, and with its rows where those of a column differ."""
     columns_of = {}
@@ -376,8 +363,6 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
     notes += describe(numbers, "sampling", "Sampling")
     notes += describe(numbers, "judge", "Judge or simulated user")
     notes += describe(numbers, "wording", "Words (of the judge, else of the prompt)")
-    if numbers["n"].notna().any():
-        notes.append(counts(numbers))
     columns_of = {}
     for column, rows in rows_by(numbers, "fingerprint"):
         if len(rows) > 1:
