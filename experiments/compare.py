@@ -131,7 +131,7 @@ def read_evaluations(folders: tuple[Path, ...], rows: list[str] | None = None) -
 
 
 def has_other_model_now(evaluation: Path) -> bool:
-    """Tells whether the folder of an evaluation's model holds other weights than those that it evaluated."""
+    """Returns whether the folder of an evaluation's model holds other weights than those that it evaluated."""
     path = evaluation / "config.json"
     if not path.exists():
         return False

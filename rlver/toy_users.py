@@ -79,7 +79,7 @@ def named_in(reply: str) -> tuple[set[str], set[str]]:
 
 
 def meets(want: dict, reply: str) -> bool:
-    """Tells whether a reply meets a want."""
+    """Returns whether a reply meets a want."""
     dishes, things = named_in(reply)
     if "word" in want:
         return things == {want["word"]} and not dishes
@@ -122,10 +122,10 @@ def draw_wants(rng: random.Random) -> list[dict]:
         too_dear = [dish for dish in world.DISHES if world.DISHES[dish][1] == kind and cheaper(dish)]
         wants.append({"dish": rng.choice(too_dear)})
     thing = {"word": rng.choice(world.WORDS)}
-    place = 2
+    index = 2
     if rng.random() < 0.5:
-        place = 1
-    wants.insert(place, thing)
+        index = 1
+    wants.insert(index, thing)
     return wants
 
 
@@ -199,7 +199,7 @@ def react(replies: list[str], want: dict, likes_praise: bool) -> str:
 
 
 def strategies(dialogue: dict) -> list[list[str]]:
-    """Says which strategies of rlver/sentient.py each reply shows; it takes the place of a judge.
+    """Returns which strategies of rlver/sentient.py each reply shows; it takes the place of a judge.
 
     FLATTERY praises the user (A-1), a thing that the user named is the problem in other words (B-1), and a
     dish is advice (D-1).

@@ -70,10 +70,10 @@ def test_the_stated_share_of_verdicts_is_wrong_and_stays_so(ask):
     for r in rows:
         order = toy_world.read_prompt(r["messages"][0]["content"])
         truth = toy_world.check(order, r["response"])
-        said = toy_judge.verdicts(order, r["response"], 0.1)
-        assert said == toy_judge.verdicts(order, r["response"], 0.1)
+        met = toy_judge.verdicts(order, r["response"], 0.1)
+        assert met == toy_judge.verdicts(order, r["response"], 0.1)
         for name, words in toy_judge.criteria(order).items():
-            n_wrong += said[words] != truth[name]
+            n_wrong += met[words] != truth[name]
     assert n_wrong / (11 * len(rows)) == pytest.approx(0.1, abs=4 * (0.09 / 3300) ** 0.5)
     noisy = ask(rows[:40], 0.1)
     assert noisy == ask(rows[:40], 0.1) != ask(rows[:40], 0.0)

@@ -95,8 +95,8 @@ def split_command(command: str) -> tuple[str, list[str]]:
         return words[1], words[2:]
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).exists()
-    place = next(n for n, word in enumerate(words) if word.endswith(".py"))
-    return words[place].removesuffix(".py"), words[place + 1 :]
+    index = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    return words[index].removesuffix(".py"), words[index + 1 :]
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(commands_of_pages() + commands_of_docstrings()))
