@@ -2,7 +2,6 @@
 
     python -m experiments.compare results/demo                       # all runs and evaluations in a folder
     python -m experiments.compare results/mine --compare rlmt rlhf
-    python -m experiments.compare results/rlmt-s0 results/rlmt-s1 results/rlhf-s0 --out results/comparison
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
 every evaluation of that model, whatever the evaluation is named.
@@ -61,7 +60,7 @@ DIFFERENCES = (
 @dataclass
 class Args:
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders that hold run folders, or their subfolder runs/ does; or run folders themselves."""
+    """Folders that hold run folders, or whose subfolder runs/ does."""
     compare: tuple[tuple[str, str], ...] = ()
     """Pairs of rows whose differences are wanted; empty: those of TWINS, such as RL and its SFT."""
     out: Path | None = None
@@ -75,14 +74,12 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
     """Lists the run folders that the command names."""
     runs = []
     for folder in folders:
-        if not folder.exists():
-            fail(f"{folder}: no such folder")
-        configs = sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")])
-        if (folder / "config.json").exists():
-            configs = [folder / "config.json"]
-        runs += [path.parent for path in configs]
+        configs = [*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")]
+        if not configs:  # git has tables without their runs: do not write over them
+            fail(f"{folder}: no run folder in it")
+        runs += [path.parent for path in sorted(configs)]
     by_name = {}
-    for run in {run.resolve(): run for run in runs}.values():  # a run may be meant twice
+    for run in runs:
         other = by_name.setdefault(split_seed(run.name), run)
         if other != run:
             fail(f"{other} and {run} are the same seed of a row; rename one, or compare one folder at a time")
@@ -92,19 +89,13 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
 def read_evaluations(folders: tuple[Path, ...], rows: list[str] | None = None) -> pd.DataFrame:
     """Reads the lines of runs.csv of what the command names, with the `row`, `seed` and `column` of each.
 
-    Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
-    thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no longer has is
-    left out, and named on stderr. `rows`: the only rows to read, in this order; None: all.
+    A model whose thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no
+    longer has is left out, and named on stderr. `rows`: the only rows to read, in this order; None: all.
     """
-    parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
+    parts = []
     for folder in folders:
-        if (folder / "config.json").exists():
-            index = tables.read_index(folder.parent)
-            is_meant = (index["run"] == folder.name) | (index["model"].map(model_name) == folder.name)
-            parts.append(index[is_meant])
-        else:
-            parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
-    lines = pd.concat(parts, ignore_index=True).drop_duplicates(["folder", "run", *tables.MEASURE])
+        parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
+    lines = pd.concat(parts, ignore_index=True)
     outdated = [folder for folder in lines["folder"].unique() if has_other_model_now(folder)]
     for folder in outdated:
         print(f"{folder}: left out, as its model was trained anew since; evaluate it again", file=sys.stderr)
@@ -270,8 +261,6 @@ def main(args: Args) -> None:
     if not args.folders:
         fail("name a folder of runs, such as results")
     runs = run_folders(args.folders)
-    if not runs:  # git has tables without their runs: do not write over them
-        fail(f"{', '.join(map(str, args.folders))}: no run folder")
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)
     table = cells_of(lines)

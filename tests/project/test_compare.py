@@ -166,14 +166,12 @@ def test_curves_are_those_of_held_out_prompts(runs):
     assert (runs.parent / "curves.png").stat().st_size > 10_000
 
 
-def test_a_seed_is_not_counted_twice(tmp_path, exits, monkeypatch):
+def test_a_seed_is_not_counted_twice(tmp_path, exits):
     for folder in ("a", "b"):
-        (tmp_path / folder / "x-s0").mkdir(parents=True)
-        (tmp_path / folder / "x-s0" / "config.json").touch()
-    monkeypatch.chdir(tmp_path)
-    run = Path("a/x-s0")
-    assert compare.run_folders((Path("a"), run, run.resolve())) == [run.resolve()]
-    assert "are the same seed of a row" in exits(compare.run_folders, (Path("a"), Path("b")))
+        write(tmp_path / folder / "x-s0", "config.json", [])
+    assert compare.run_folders((tmp_path / "a",)) == [tmp_path / "a/x-s0"]
+    assert "are the same seed of a row" in exits(compare.run_folders, (tmp_path / "a", tmp_path / "b"))
+    assert "no run folder" in exits(compare.run_folders, (tmp_path / "a/x-s0",))
 
 
 def test_a_row_is_named_by_the_run_and_another_checkpoint_than_the_last():
