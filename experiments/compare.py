@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import tyro
 
-from benchmarks.scoring import mean_interval
 from experiments import tables
 from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
 from page import read_lines
@@ -52,8 +50,7 @@ ABOUT = (
     "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
 DIFFERENCES = (
-    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several. Wins: the "
-    "share of tasks in which the first row's mean over samples and seeds is higher, ties half."
+    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several."
 )
 
 
@@ -169,16 +166,11 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
             if not are_asked and set(one["fingerprint"]) != set(other["fingerprint"]):
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
-            cell, of_tasks = tables.difference(one, other)
+            cell = tables.difference(one, other)
             if cell["seeds"] == 0:
                 print(f"{name}, {column}: no difference, as they have no seed in common", file=sys.stderr)
                 continue
             cells.append(cell | {"row": name, "benchmark": column})
-            if "gold" in column and len(of_tasks):  # none without values task by task
-                wins = (np.sign(of_tasks.round(9)) + 1) / 2
-                low, high = mean_interval(wins, is_share=True)
-                cell = {"ours": wins.mean(), "low": low, "high": high, "n": len(wins), "seeds": cell["seeds"]}
-                cells.append(cell | {"row": name, "benchmark": f"{column}: wins"})
     return pd.DataFrame(cells, columns=tables.CELL)
 
 

@@ -172,11 +172,10 @@ def of_tasks(seeds: list[pd.Series]) -> pd.Series:
     return pd.concat(seeds).groupby(level=0, sort=False).mean()
 
 
-def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Series]:
+def difference(first: pd.DataFrame, second: pd.DataFrame) -> dict:
     """Computes the mean difference of two rows in one column, and its interval, from their lines of the index.
 
-    Returns the cell, and each task's difference, averaged over the seeds; none if the metric is no mean over
-    tasks. Seeds are paired by number. If only one row has several seeds, the interval is over tasks: seeds
+    Seeds are paired by number. If only one row has several seeds, the interval is over tasks: seeds
     would not cover how the other row varies.
     """
     for lines in (first, second):
@@ -208,8 +207,7 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
         low, high = interval_of_shares(of_tasks(ones), of_tasks(others))
     elif len(tasks) and len(values) == 1:
         low, high = mean_interval(tasks, is_share=False)
-    cell = {"ours": values.mean(), "seeds": len(values), "n": len(tasks) or None, "low": low, "high": high}
-    return cell, tasks
+    return {"ours": values.mean(), "seeds": len(values), "n": len(tasks) or None, "low": low, "high": high}
 
 
 def interval_over_seeds(values: pd.Series) -> tuple[float, float]:

@@ -115,8 +115,6 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     half = 12.706 * abs(golds[0].mean() - golds[1].mean()) / 2
     assert row.seeds == 2 and row.high - row.ours == pytest.approx(half, abs=1e-2)
     assert table.loc[("grpo-plain − sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
-    wins = table.loc[("grpo-plain − sft-plain", "gold: wins"), "ours"]
-    assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
     assert "nan" not in (runs.parent / "differences.md").read_text()
     # a share of 4 tasks, of which one could be wrong all the same: Wilson's interval has a width
     text = (runs.parent / "table.md").read_text()
@@ -219,11 +217,11 @@ def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):
         {"seed": [0, 1, 2], "folder": tmp_path, "run": "a"}, columns=["seed", *INDEX_COLUMNS]
     )
     lines = lines.assign(folder=tmp_path, sampling="all alike")
-    cell, _ = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
+    cell = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
     # Student's t of one degree of freedom; the standard error of 0.2 and 0.3 is half their distance
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.25), 2)
     assert cell["high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)
-    cell, _ = tables.difference(
+    cell = tables.difference(
         lines.assign(value=[0.5, 0.7, 0.6]), lines.assign(value=[np.nan, 0.4, np.nan])
     )
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.3), 1)
