@@ -131,13 +131,13 @@ def toy_world(tmp_path_factory) -> Path:
     for path in (ROOT / "data" / "toy").iterdir():
         if path.suffix in ("", ".py"):
             (toy / path.name).symlink_to(path)
-    for module, sizes in (
-        ("data.toy.world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
-        ("data.toy.tasks", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
-        ("rlver.toy_users", "--n-traces 64 --n-train 32 --n-test 8"),
+    for file, sizes in (
+        ("data/toy/world.py", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
+        ("data/toy/tasks.py", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
+        ("rlver/toy_users.py", "--n-traces 64 --n-train 32 --n-test 8"),
     ):
-        with mock.patch.object(sys, "argv", [module, "--out", str(toy), *sizes.split()]):
-            runpy.run_module(module, run_name="__main__")
+        with mock.patch.object(sys, "argv", [file, "--out", str(toy), *sizes.split()]):
+            runpy.run_path(str(ROOT / file), run_name="__main__")
     (folder / "rlver").symlink_to(ROOT / "rlver")
     [reward] = re.findall(r"```python\n(# brief.py.*?)```", README.read_text(), re.DOTALL)
     (folder / "brief.py").write_text(reward)
