@@ -325,29 +325,25 @@ KINDS = {
 
 
 def keep(
-    source: Iterator[tuple[int, dict]],
-    convert: Callable[[int, dict], dict],
-    noun: str,
-    excluded_turns: set[str],
-) -> tuple[list[dict], dict[str, list[str]], int]:
-    """Converts the rows of a source, and keeps those that are fit and different.
+    name: str, source: Iterator[tuple[int, dict]], kind: Kind, defaults: dict, excluded_turns: set[str]
+) -> tuple[list[dict], dict[str, list[str]]]:
+    """Converts the rows of a source, and keeps those that are fit and different; exits with 2 at a malformed row.
 
     Args:
-        convert: takes number and row; may raise Dropped.
-        noun: what the rows are.
+        name: of the source.
+        defaults: values of fields that are empty.
         excluded_turns: rows with one of these as their first user turn are dropped.
 
-    Returns the rows, the ids of the dropped ones by reason, and how many rows got another id.
+    Returns the rows, and the ids of the dropped ones by reason.
     """
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}
     ids = set()
     hashes = set()
-    n_renamed = 0
-    for n_in, (number, source_row) in enumerate(source, 1):
+    for number, source_row in source:
         row_id = source_id(source_row)
         try:
-            row = convert(number, source_row)
+            row = kind.convert(source_row, defaults)
             # without dates, languages and whatever else a source says of a turn
             row["messages"] = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
             check_turns(row["messages"])
@@ -357,18 +353,19 @@ def keep(
             row_id = row_id or row_hash
             drop_if(SURROGATE.search(text) is not None, "broken_unicode")
             drop_if(first_user_turn(row["messages"]) in excluded_turns, "excluded_prompt")
-            drop_if(row_hash in hashes, f"duplicate_{noun}")
+            drop_if(row_hash in hashes, f"duplicate_{kind.noun}")
         except Dropped as reason:
-            dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
+            dropped.setdefault(str(reason), []).append(row_id or f"row {number}")
             continue
+        except BadInput as error:
+            fail_at(name, number, source_row, error)
 
         if row_id in ids:  # another row has this id, so this one gets a longer one
             row_id = f"{row_id}-{row_hash}"
-            n_renamed += 1
         ids.add(row_id)
         hashes.add(row_hash)
         rows.append({"id": row_id, **row})
-    return rows, dropped, n_renamed
+    return rows, dropped
 
 
 def sample(
@@ -402,6 +399,17 @@ def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
     return {reason: len(ids) for reason, ids in dropped.items()}
 
 
+def write_rows(out: Path, rows: list[dict], dropped: dict[str, list[str]], more: dict) -> None:
+    """Writes the rows, and <out>.report.json with `more` and what was dropped, which is printed too."""
+    report = {"n_out": len(rows), "dropped": count_ids(dropped)} | more
+    report["examples"] = {reason: ids[:5] for reason, ids in dropped.items()}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, to_jsonl(rows, ensure_ascii=False))
+    write_file(Path(f"{out}.report.json"), json.dumps(report, indent=1, default=str) + "\n")
+    for reason, ids in dropped.items():
+        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
+
+
 def is_english(text: str) -> bool:
     """Returns whether langdetect calls a text English; a text without letters has no language."""
     try:
@@ -414,31 +422,25 @@ def write_model(out: Path, source: str | None, revision: str | None) -> None:
     """Writes the folder of smollm2; raises BadInput if its source cannot be read."""
     from data import smollm2  # transformers is slow to import, and rows do not need it
 
+    if out.exists():
+        fail(f"{out} exists; choose another --out or remove it")
     part = out.with_name(out.name + ".part")  # gets the right name when it is whole
     shutil.rmtree(part, ignore_errors=True)
     smollm2.make_folder(source, revision, part)
-    made = {path.name for path in part.iterdir()}
-    if out.exists():
-        others = [path.name for path in out.iterdir() if path.name not in made]
-        if others:
-            named = ", ".join(others[:3])
-            fail(f"--overwrite: {out} holds more than smollm2 ({named}); name a folder of its own")
-        shutil.rmtree(out)
     part.rename(out)
     print(f"-> {out}")
 
 
 def main(args: Args) -> None:
     """Converts, then writes rows and report, or a folder; exits with 2 if that cannot be done."""
-    report_path = Path(f"{args.out}.report.json")
-    for path in (args.out, report_path):
-        if path.exists() and not args.overwrite:
-            fail(f"{path} exists; choose another --out or add --overwrite")
     if args.kind not in KINDS:
-        if args.exclude or args.n:
-            fail(f"{args.kind} is a folder of its own; leave out --exclude and --n")
+        if args.exclude or args.n or args.overwrite:
+            fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --overwrite")
         or_fail(write_model, args.out, args.input, args.revision)
         return
+    for path in (args.out, Path(f"{args.out}.report.json")):
+        if path.exists() and not args.overwrite:
+            fail(f"{path} exists; choose another --out or add --overwrite")
 
     # --- convert
     kind = KINDS[args.kind]
@@ -449,14 +451,7 @@ def main(args: Args) -> None:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
     source = read_source(name, "--input", args.revision)
     defaults = {"source": Path(name).name, "teacher": args.teacher, "secondary_tags": []}
-
-    def convert(number: int, source_row: dict) -> dict:
-        try:
-            return kind.convert(source_row, defaults)
-        except BadInput as error:
-            fail_at(name, number, source_row, error)
-
-    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns)
+    rows, dropped = keep(name, source, kind, defaults, excluded_turns)
     n_in = len(rows) + sum(count_ids(dropped).values())
     n = args.n or kind.n
     if n:
@@ -466,20 +461,8 @@ def main(args: Args) -> None:
         fail(f"{name}: {found}")
 
     # --- write
-    report = {
-        "n_in": n_in,
-        "n_out": len(rows),
-        "dropped": count_ids(dropped),
-        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
-        "renamed_ids": n_renamed,
-        "args": vars(args) | {"input": name, "n": n},
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(args.out, to_jsonl(rows, ensure_ascii=False))
-    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
     print(f"{name}: {n_in} rows in, {len(rows)} out -> {args.out}")
-    for reason, ids in dropped.items():
-        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
+    write_rows(args.out, rows, dropped, {"n_in": n_in, "args": vars(args) | {"input": name, "n": n}})
 
 
 if __name__ == "__main__":
