@@ -253,9 +253,9 @@ def main(args: Args) -> None:
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)
     table = cells_of(lines)
-    n_missing = lines["folder"][~lines["folder"].map(Path.exists)].nunique()
-    if n_missing:
-        print(f"{n_missing} evaluations have no folder here, and so no values by task", file=sys.stderr)
+    curves = read_curves(runs, lines)
+    if table.empty and curves.empty:
+        fail(f"{args.folders[0]}: nothing is evaluated there, and no RL run logged gold")
     out.mkdir(parents=True, exist_ok=True)
     evaluated = list(lines["row"].unique())
     for row in sum(args.compare, ()):
@@ -268,7 +268,6 @@ def main(args: Args) -> None:
         print(tables.write_page(out / "table.md", write_rows(table), ABOUT, *tables.notes_of(table)))
     if len(pairs):
         print(tables.write_page(out / "differences.md", write_rows(pairs), DIFFERENCES, tables.VARIANCE))
-    curves = read_curves(runs, lines)
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)
         plot(curves, out / "curves.png")
