@@ -365,9 +365,9 @@ def test_only_what_is_missing_runs_and_in_order(tmp_path, monkeypatch):
 TRIED = """prepare data python -m data.toy.world --out "$RESULTS/data"
 stage sft needs data sft --preset toy --traces "$RESULTS/data/sft_traces.jsonl"
 row mine/good from sft grpo $GRPO
-row mine/typo from sft grpo $GRPO --betta 0
-row mine/choice from sft grpo $GRPO --think-format tagged
-row mine/reward from sft grpo $GRPO --rewards brief.py:brief:1
+stage typo from sft grpo $GRPO --betta 0
+stage choice from sft grpo $GRPO --think-format tagged
+stage reward from sft grpo $GRPO --rewards brief.py:brief:1
 stage script from sft gpro
 stage hub sft --model meta-llama/Llama-3.1-8B
 """
@@ -392,7 +392,7 @@ def test_the_dry_run_tries_every_command(tmp_path, monkeypatch, capsys):
     assert "Invalid choice" in problems.pop("choice") and "invalid choice 'tagged'" in printed.out
     assert problems.pop("script").startswith("wrong: ") and "train_gpro.py'" in printed.out
     assert not problems
-    assert stop.value.code == 2 and "4 of 11 commands are wrong" in printed.err
+    assert stop.value.code == 2 and "4 of 8 commands are wrong" in printed.err
 
 
 # an evaluation's summary and its line for tables
