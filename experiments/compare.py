@@ -2,12 +2,10 @@
 
     python -m experiments.compare results/demo                       # all runs and evaluations in a folder
     python -m experiments.compare results/mine --compare rlmt rlhf
-    python -m experiments.compare results/rlmt-s0 results/rlmt-s1 results/rlhf-s0 --out results/comparison
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
-every evaluation of that model, whatever the evaluation is named, and of the last steps of its training.
-Writes all numbers to table.csv, and as Markdown the tables table, differences and training; of RL runs curves.csv
-and curves.png.
+every evaluation of that model, whatever the evaluation is named.
+Writes all numbers to table.csv, and as Markdown the tables table and differences; of RL runs curves.csv and curves.png.
 """
 
 import json
@@ -17,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import tyro
 
-from benchmarks.scoring import mean_interval
 from experiments import tables
 from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
 from page import read_lines
@@ -42,29 +38,23 @@ NAMES = {  # of metrics in runs.csv
     "format_ok": "format ok",
     "thinking_tokens": "think tokens",
     "response_tokens": "response tokens",
-    "thinking_use": "thinking use",
-    "thinking_use_same_task": "thinking use, same task",
-    "thinking_use_empty": "thinking use, empty",
 }
 # rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}
-TRAINING = ("reward", "reward/gold", "kl", "think/format_ok", "think/mean_tokens", "think/response_tokens")
-LAST_STEPS = 5
 ABOUT = (
     "Gold: a program's score, which is no row's reward; proxy: the reward that RL is trained on, of answers in good "
     "format. Response tokens: all but the thinking's, so the tags count among them. An answer without a value, as one that "
     "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
 DIFFERENCES = (
-    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several. Wins: the "
-    "share of tasks in which the first row's mean over samples and seeds is higher, ties half."
+    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several."
 )
 
 
 @dataclass
 class Args:
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders that hold run folders, or their subfolder runs/ does; or run folders themselves."""
+    """Folders that hold run folders, or whose subfolder runs/ does."""
     compare: tuple[tuple[str, str], ...] = ()
     """Pairs of rows whose differences are wanted; empty: those of TWINS, such as RL and its SFT."""
     out: Path | None = None
@@ -78,68 +68,55 @@ def run_folders(folders: tuple[Path, ...]) -> list[Path]:
     """Lists the run folders that the command names."""
     runs = []
     for folder in folders:
-        if not folder.exists():
-            fail(f"{folder}: no such folder")
-        configs = sorted([*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")])
-        if (folder / "config.json").exists():
-            configs = [folder / "config.json"]
-        runs += [path.parent for path in configs]
+        configs = [*folder.glob("*/config.json"), *folder.glob("runs/*/config.json")]
+        if not configs:  # git has tables without their runs: do not write over them
+            fail(f"{folder}: no run folder in it")
+        runs += [path.parent for path in sorted(configs)]
     by_name = {}
-    for run in {run.resolve(): run for run in runs}.values():  # a run may be meant twice
+    for run in runs:
         other = by_name.setdefault(split_seed(run.name), run)
         if other != run:
             fail(f"{other} and {run} are the same seed of a row; rename one, or compare one folder at a time")
     return list(by_name.values())
 
 
-def read_evaluations(folders: tuple[Path, ...]) -> pd.DataFrame:
+def read_evaluations(folders: tuple[Path, ...], rows: list[str] | None = None) -> pd.DataFrame:
     """Reads the lines of runs.csv of what the command names, with the `row`, `seed` and `column` of each.
 
-    Of a run folder these are its own lines, and those of its model's evaluations beside it. A model whose
-    thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no longer has is
-    left out, and named on stderr.
+    A model whose thinking was cut at N tokens is a row of its own. An evaluation of weights that its model no
+    longer has is left out, and named on stderr. `rows`: the only rows to read, in this order; None: all.
     """
-    parts = [pd.DataFrame(columns=["folder", "run", "model", "row", "seed", *tables.MEASURE])]
+    parts = []
     for folder in folders:
-        if (folder / "config.json").exists():
-            index = tables.read_index(folder.parent)
-            is_meant = (index["run"] == folder.name) | (index["model"].map(model_name) == folder.name)
-            parts.append(index[is_meant])
-        else:
-            parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
-    lines = pd.concat(parts, ignore_index=True).drop_duplicates(["folder", "run", *tables.MEASURE])
+        parts += [tables.read_index(folder), tables.read_index(folder / "runs")]
+    lines = pd.concat(parts, ignore_index=True)
     outdated = [folder for folder in lines["folder"].unique() if has_other_model_now(folder)]
     for folder in outdated:
         print(f"{folder}: left out, as its model was trained anew since; evaluate it again", file=sys.stderr)
     lines = lines[~lines["folder"].isin(outdated)]
-    names = [split_seed(model_name(model)) for model in lines["model"]]
-    of_model = pd.DataFrame(names, columns=["row", "seed"], index=lines.index)
+    models = [split_seed(model_name(model)) for model in lines["model"]]
+    of_model = pd.DataFrame(models, columns=["row", "seed"], index=lines.index)
     # those of reproduce.py have the row in their own name
     lines[["row", "seed"]] = lines[["row", "seed"]].fillna(of_model)
     lines["row"] += lines["sampling"].str.extract(r"(, \d+ of thinking)")[0].fillna("")
+    if rows is not None:
+        lines = pd.concat([lines[lines["row"] == row] for row in rows])
 
     is_program = lines["judge"].astype(str).str.contains(".py:", regex=False)
     metrics = lines["metric"].mask(is_program & (lines["metric"] == "score"), "score of a program")
-    lines["column"] = metrics.replace(NAMES)
-    of_answers = lines[metrics.isin(NAMES)]  # named by one rule
-    several_benchmarks = of_answers.groupby("row")["benchmark"].nunique().max() > 1
-    for metric, part in lines.groupby(metrics):
-        column = part["column"]
-        alike = of_answers
-        if metric not in NAMES:
-            alike = part
-        if metric not in NAMES or several_benchmarks:
-            column = part["benchmark"] + " " + column
-        if alike["temperature"].nunique() > 1:
-            column += ", T=" + part["temperature"].map("{:g}".format)
-        if part["judge"].nunique() > 1:
-            column += (", by " + part["judge"]).fillna("")  # none, as of a length
-        lines.loc[part.index, "column"] = column
+    names = metrics.map(NAMES).fillna(lines["benchmark"] + " " + metrics)
+    # one rule for all that NAMES has; any other column has a benchmark in its name
+    alike = lines.groupby(names.mask(metrics.isin(NAMES), "answers"))
+    several = alike[["benchmark", "temperature"]].transform("nunique") > 1
+    names = names.mask(several["benchmark"], lines["benchmark"] + " " + names)
+    names += (", T=" + lines["temperature"].map("{:g}".format)).where(several["temperature"], "")
+    several_judges = lines.groupby(names)["judge"].transform("nunique") > 1
+    lines["column"] = names + (", by " + lines["judge"]).where(several_judges).fillna("")  # none, as of a length
     return lines
 
 
 def has_other_model_now(evaluation: Path) -> bool:
-    """Tells whether the folder of an evaluation's model holds other weights than those that it evaluated."""
+    """Returns whether the folder of an evaluation's model holds other weights than those that it evaluated."""
     path = evaluation / "config.json"
     if not path.exists():
         return False
@@ -149,33 +126,12 @@ def has_other_model_now(evaluation: Path) -> bool:
     return bool(before and now) and before != now
 
 
-def read_training(runs: list[Path]) -> list[dict]:
-    """Returns a cell for each row and metric of TRAINING: the mean over the last steps of finished runs, and
-    over seeds."""
-    values = []
-    for run in runs:
-        if not (run / "metrics.jsonl").exists() or not (run / "summary.json").exists():
-            continue
-        log = pd.DataFrame(read_lines(run / "metrics.jsonl")).tail(LAST_STEPS)
-        row, _ = split_seed(run.name)
-        for metric in TRAINING:
-            if metric in log:
-                values.append({"row": row, "metric": metric, "value": log[metric].mean()})
-    table = pd.DataFrame(values, columns=["row", "metric", "value"])
-    cells = []
-    for (row, metric), part in table.groupby(["row", "metric"], sort=False):
-        low, high = tables.interval_over_seeds(part["value"])
-        cell = {"ours": part["value"].mean(), "seeds": len(part), "low": low, "high": high}
-        cells.append(cell | {"row": row, "benchmark": f"training: {metric}"})
-    return cells
-
-
-def cells_of(lines: pd.DataFrame) -> list[dict]:
+def cells_of(lines: pd.DataFrame) -> pd.DataFrame:
     """Returns a cell for each row and column of the evaluations."""
     cells = []
     for (row, column), part in lines.groupby(["row", "column"], sort=False):
         cells.append(tables.summarize_seeds(part) | {"row": row, "benchmark": column})
-    return cells
+    return pd.DataFrame(cells, columns=tables.CELL)
 
 
 # --- 2. differences
@@ -190,7 +146,7 @@ def twins_of(rows: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> list[dict]:
+def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bool) -> pd.DataFrame:
     """Returns the cells of the differences between two rows, in every column that both have.
 
     Rows that were judged differently have none: if the user asked for the pair this exits with 2, else the
@@ -207,29 +163,27 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
             if not are_asked and set(one["fingerprint"]) != set(other["fingerprint"]):
                 print(f"{name}, {column}: no difference, as they were judged differently", file=sys.stderr)
                 continue
-            cell, of_tasks = tables.difference(one, other)
+            cell = tables.difference(one, other)
             if cell["seeds"] == 0:
                 print(f"{name}, {column}: no difference, as they have no seed in common", file=sys.stderr)
                 continue
             cells.append(cell | {"row": name, "benchmark": column})
-            if "gold" in column and len(of_tasks):  # none without values task by task
-                wins = (np.sign(of_tasks.round(9)) + 1) / 2
-                low, high = mean_interval(wins, is_share=True)
-                cell = {"ours": wins.mean(), "low": low, "high": high, "n": len(wins), "seeds": cell["seeds"]}
-                cells.append(cell | {"row": name, "benchmark": f"{column}: wins"})
-    return cells
+    return pd.DataFrame(cells, columns=tables.CELL)
 
 
 # --- 3. files
 
 
-def write_table(cells: list[dict], path: Path, *notes: str) -> str:
-    """Writes a table as Markdown, its lengths last, with notes under it; returns the text."""
-    numbers = pd.DataFrame(cells, columns=tables.NUMBERS)
+def write_rows(numbers: pd.DataFrame) -> str:
+    """Returns Markdown: a table of the rows with the same columns, lengths last, then of the next such rows."""
     is_length = numbers["benchmark"].str.contains("tokens")
+    digits = is_length.map({True: 1, False: 3})
     numbers = pd.concat([numbers[~is_length], numbers[is_length]])
-    table = tables.write_cells(numbers, digits=is_length.map({True: 1, False: 3}))
-    return tables.write_page(path, tables.markdown_table(table.reset_index()), *notes)
+    columns_of_row = numbers.groupby("row")["benchmark"].agg(tuple)
+    parts = []
+    for _, part in numbers.groupby(numbers["row"].map(columns_of_row), sort=False):
+        parts.append(tables.markdown_table(tables.write_cells(part, digits).reset_index()))
+    return "\n\n".join(parts)
 
 
 # --- 4. curves
@@ -298,31 +252,22 @@ def main(args: Args) -> None:
     runs = run_folders(args.folders)
     out = args.out or args.folders[0]
     lines = read_evaluations(args.folders)
-    rows = cells_of(lines)
-    trained = read_training(runs)
-    if not runs or not rows + trained:  # git has tables without their runs: do not write over them
-        fail(
-            f"{', '.join(map(str, args.folders))}: no run folder, or nothing evaluated, and no RL run finished"
-        )
-    n_missing = lines["folder"][~lines["folder"].map(Path.exists)].nunique()
-    if n_missing:
-        print(f"{n_missing} evaluations have no folder here, and so no values by task", file=sys.stderr)
+    table = cells_of(lines)
+    curves = read_curves(runs, lines)
+    if table.empty and curves.empty:
+        fail(f"{args.folders[0]}: nothing is evaluated there, and no RL run logged gold")
     out.mkdir(parents=True, exist_ok=True)
     evaluated = list(lines["row"].unique())
     for row in sum(args.compare, ()):
         if row not in evaluated:
             fail(f"--compare: no row {row!r} is evaluated; there are {', '.join(evaluated) or 'none'}")
-    cells = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
-    numbers = pd.DataFrame(rows + trained + cells, columns=tables.NUMBERS).dropna(axis=1, how="all")
+    pairs = differences(lines, args.compare or twins_of(evaluated), are_asked=bool(args.compare))
+    numbers = pd.concat([table, pairs])[tables.NUMBERS].dropna(axis=1, how="all")
     numbers.round(4).to_csv(out / "table.csv", index=False)
-    notes = tables.notes_of(pd.DataFrame(rows, columns=[*tables.NUMBERS, "task", "fingerprint"]))
-    if rows:
-        print(write_table(rows, out / "table.md", ABOUT, *notes))
-    if trained:
-        print(write_table(trained, out / "training.md", f"Means over the last {LAST_STEPS} steps."))
-    if cells:
-        print(write_table(cells, out / "differences.md", DIFFERENCES, tables.VARIANCE))
-    curves = read_curves(runs, lines)
+    if len(table):
+        print(tables.write_page(out / "table.md", write_rows(table), ABOUT, *tables.notes_of(table)))
+    if len(pairs):
+        print(tables.write_page(out / "differences.md", write_rows(pairs), DIFFERENCES, tables.VARIANCE))
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)
         plot(curves, out / "curves.png")

@@ -23,7 +23,7 @@
 # evaluate.sh says what these hold
 : "${JUDGE:=}" "${JUDGE_URL:=}" "${JUDGE_FLAGS:=}" "${TEMPLATES:=}"
 # of a row: what evaluate.sh measures, and a command in place of evaluate.sh
-: "${BENCHMARKS:=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" "${EVALUATE:=}"
+: "${BENCHMARKS=wildbench alpacaeval2 arenahard2 creativewriting3 popqa ifbench mmlu_redux}" "${EVALUATE:=}"
 # of a row that trains nothing: a folder or hub name
 MODEL=
 export SEED RESULTS JUDGE JUDGE_URL JUDGE_FLAGS TEMPLATES
@@ -68,7 +68,8 @@ row() {
     needs=("$name")
     model=$RESULTS/$name-s$SEED/model
   fi
-  if wanted row "$1" "${evaluations:-$BENCHMARKS}" && [[ "${2:-}" != as ]]; then
+  evaluations=${evaluations:-$BENCHMARKS}
+  if wanted row "$1" "$evaluations" && [[ "${2:-}" != as && -n $evaluations ]]; then
     evaluate "$model" "$name-s$SEED"
   fi
 }

@@ -1,6 +1,6 @@
-"""Renders the paper's tables and the toy tables from runs.csv: our numbers next to the paper's.
+"""Builds tables from runs.csv, and the paper's tables with our numbers next to the paper's.
 
-reproduce.py calls `render`. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
+reproduce.py and experiments/compare.py call it. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
 """
 
 import json
@@ -37,35 +37,13 @@ AVERAGES = {  # the paper's column: the columns whose mean it is
     "Avg": ("WB", "AE2", "AH2", "CWv3", "PopQA", "IFBench", "MMLU_Redux"),
     "Avg4": ("WB", "AE2", "AH2", "CWv3"),
 }
-# printed numbers are rounded to 0.1: so much may an average differ from the mean of its parts
-ROUNDING = 0.1
 AS_RELEASED = "-as-released"  # ends the name of a row that evaluates the checkpoint of the paper's authors
 
-TOY_COLUMNS = {  # column: (metric, temperature, tasks; all if empty)
-    "gold, T=1": ("score", 1.0, ()),
-    "gold, greedy": ("score", 0.0, ()),
-    "proxy, T=1": ("proxy_reward", 1.0, ()),
-    "format ok": ("format_ok", 1.0, ()),
-    "think tokens": ("thinking_tokens", 1.0, ()),
-    "response tokens": ("response_tokens", 1.0, ()),
-}
-REWARDS_COLUMNS = {
-    "right, T=1": ("score", 1.0, ("sums_tasks", "code_tasks")),
-    "right, greedy": ("score", 0.0, ("sums_tasks", "code_tasks")),
-    "gold, T=1": ("score", 1.0, ("benchmark_tasks",)),
-    "gold, greedy": ("score", 0.0, ("benchmark_tasks",)),
-    "emotion": ("mean_emotion", 1.0, ("sentient",)),
-    "emotion, held-out user": ("mean_emotion", 1.0, ("sentient_held_out",)),
-    "success": ("success", 1.0, ("sentient",)),
-    "failure": ("failure", 1.0, ("sentient",)),
-    "format ok": ("format_ok", 1.0, ()),
-}
-TOY_TABLES = {"toy": TOY_COLUMNS, "rewards": REWARDS_COLUMNS}
-OWN_COLUMNS = REWARDS_COLUMNS | TOY_COLUMNS  # of toy rows in a table of the user's own
 NUMBERS = (  # columns of a table as csv
-    "table row section benchmark ours low high n n_invalid seeds paper paper_parts difference "
+    "table row section benchmark ours low high n n_invalid seeds paper difference "
     "status sampling judge wording"
 ).split()
+CELL = [*NUMBERS, "task", "fingerprint"]
 SCALED = ["ours", "low", "high"]
 # metrics that are shares of the answers or dialogues; with a 0 or 1 for each task, others are recognised
 SHARES = ("format_ok", "success", "failure", "prompt_strict", "accuracy")
@@ -122,20 +100,6 @@ def limits_of(run: Path) -> str:
     return limits
 
 
-def select(of_row: pd.DataFrame, column: str, columns: dict[str, tuple]) -> pd.DataFrame:
-    """Returns the lines of a row that a column shows, one a seed; none of an average."""
-    if column not in columns:
-        return of_row[:0]
-    if column in BENCHMARKS:
-        evaluation, metric = columns[column]
-        return of_row[(of_row["evaluation"] == evaluation) & (of_row["metric"] == metric)]
-    metric, temperature, tasks = columns[column]
-    lines = of_row[(of_row["metric"] == metric) & (of_row["temperature"] == temperature)]
-    if tasks:
-        lines = lines[lines["benchmark"].isin(tasks)]
-    return lines.drop_duplicates("seed")  # format_ok has a line for each of two users
-
-
 def summarize_seeds(lines: pd.DataFrame) -> dict:
     """Computes the mean of one cell and its 95 % intervals, from its lines of the index, one a seed.
 
@@ -164,8 +128,7 @@ def summarize_seeds(lines: pd.DataFrame) -> dict:
     cell["sampling"] = " and ".join(values["sampling"].unique())
     words = filter(None, map(wording_of, values["folder"]))
     cell["wording"] = " and ".join(dict.fromkeys(words)) or None
-    judges = values["folder"].combine(values["judge"], judge_of).dropna()
-    cell["judge"] = " and ".join(judges.unique()) or None
+    cell["judge"] = " and ".join(values["judge"].dropna().unique()) or None
     return cell
 
 
@@ -209,11 +172,10 @@ def of_tasks(seeds: list[pd.Series]) -> pd.Series:
     return pd.concat(seeds).groupby(level=0, sort=False).mean()
 
 
-def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Series]:
+def difference(first: pd.DataFrame, second: pd.DataFrame) -> dict:
     """Computes the mean difference of two rows in one column, and its interval, from their lines of the index.
 
-    Returns the cell, and each task's difference, averaged over the seeds; none if the metric is no mean over
-    tasks. Seeds are paired by number. If only one row has several seeds, the interval is over tasks: seeds
+    Seeds are paired by number. If only one row has several seeds, the interval is over tasks: seeds
     would not cover how the other row varies.
     """
     for lines in (first, second):
@@ -245,8 +207,7 @@ def difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[dict, pd.Seri
         low, high = interval_of_shares(of_tasks(ones), of_tasks(others))
     elif len(tasks) and len(values) == 1:
         low, high = mean_interval(tasks, is_share=False)
-    cell = {"ours": values.mean(), "seeds": len(values), "n": len(tasks) or None, "low": low, "high": high}
-    return cell, tasks
+    return {"ours": values.mean(), "seeds": len(values), "n": len(tasks) or None, "low": low, "high": high}
 
 
 def interval_over_seeds(values: pd.Series) -> tuple[float, float]:
@@ -276,45 +237,43 @@ def printed_numbers() -> pd.DataFrame:
     return numbers.rename(columns={"value": "paper"})
 
 
-def list_cells(table: str, rows: dict, columns: dict) -> list[dict]:
+def list_cells(table: str, rows: list[str]) -> list[dict]:
     """Lists the cells of a table: rows as released, what the paper prints, rows of the user's own.
 
     A row as released has the paper's numbers of the row that it repeats; the user's own have the columns that
-    the paper prints in this table, else `columns`.
+    the paper prints in this table.
     """
     printed = printed_numbers()
     printed = printed[printed["table"] == table]
-    columns = list(printed["benchmark"].unique()) or list(columns)
     as_released = []
     own = []
     for row in rows:
         cells = printed[printed["row"] == row.removesuffix(AS_RELEASED)]
         if cells.empty:
-            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": columns}))
+            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": printed["benchmark"].unique()}))
         elif row.endswith(AS_RELEASED):
             as_released.append(cells.assign(row=row, section="as released"))
     return pd.concat([*as_released, printed, *own]).to_dict("records")
 
 
-def build_table(table: str, rows: dict, index: pd.DataFrame, columns: dict) -> pd.DataFrame:
-    """Builds a table with our number, its intervals and the printed one: one line a row and column."""
+def build_table(table: str, rows: list[str], index: pd.DataFrame) -> pd.DataFrame:
+    """Builds a table of the paper with our number, its intervals and the printed one: one line per row and
+    column."""
     lines = []
-    for cell in list_cells(table, rows, columns):
-        of_row = index[index["row"] == cell["row"]]
-        line = summarize_seeds(select(of_row, cell["benchmark"], columns)) | cell | {"table": table}
+    measured = dict(iter(index.groupby(["row", "evaluation", "metric"])))
+    for cell in list_cells(table, rows):
+        key = (cell["row"], *BENCHMARKS.get(cell["benchmark"], ("", "")))  # an average is computed below
+        line = summarize_seeds(measured.get(key, index[:0])) | cell | {"table": table}
         if not cell["row"]:
             line["row"] = f"{cell['model_name'] or cell['backbone']} ({cell['training']})"
             line["status"] = "model of others"
         lines.append(line)
-    numbers = pd.DataFrame(lines, columns=[*NUMBERS, "task", "fingerprint"])
+    numbers = pd.DataFrame(lines, columns=CELL)
     numbers.loc[numbers["benchmark"].isin(PERCENT), SCALED] *= 100
 
     for cell in numbers[numbers["benchmark"].isin(AVERAGES)].itertuples():
         of_row = numbers[numbers["row"] == cell.row]
         parts = of_row[of_row["benchmark"].isin(AVERAGES[cell.benchmark])]
-        paper_parts = parts["paper"].mean()
-        if abs(cell.paper - paper_parts) > ROUNDING:
-            numbers.loc[cell.Index, "paper_parts"] = paper_parts
         seeds = parts["seeds"].min()
         if seeds and seeds == parts["seeds"].max():
             average = [parts["ours"].mean(), seeds, "measured"]
@@ -332,23 +291,6 @@ def wording_of(run: Path) -> str | None:
     return json.loads(path.read_text()).get("wording")
 
 
-def judge_of(run: Path, judge: str) -> str:
-    """Returns the name of a run's judge, with its address and the name that the server gives, if there are any."""
-    is_here = (run / "config.json").exists() and (run / "summary.json").exists()
-    if pd.isna(judge) or not is_here:  # a number without a judge, or one of another machine
-        return judge
-    args = json.loads((run / "config.json").read_text())["args"]
-    if judge != args.get("judge"):  # a reward model, or a user simulator
-        return judge
-    url = args.get("judge_url")
-    replied = json.loads((run / "summary.json").read_text()).get("replied", {}).get("judge")
-    if url:
-        judge += f" at {url}"
-    if replied:
-        judge += f", by its replies {', '.join(replied)}"
-    return judge
-
-
 # --- 3. tables for people
 
 
@@ -358,11 +300,10 @@ def markdown_table(table: pd.DataFrame) -> str:
     return "\n".join([head, "|" + "---|" * len(table.columns), *body])
 
 
-def write_cell(cell, alone: str) -> str:
+def write_cell(cell) -> str:
     """Writes `ours ± half the interval (the paper's)`, each where there is one, with `cell.digits`.
 
-    An interval that is not even, as a share's, is written as its two ends. A number without an interval has the
-    format `alone`: f or g. A * marks an average that its parts contradict.
+    An interval that is not even, like a share's, is written as its two ends.
     """
     text = ""
     digits = cell.digits
@@ -372,51 +313,25 @@ def write_cell(cell, alone: str) -> str:
     elif not pd.isna(cell.low):
         text = f"{cell.ours:.{digits}f} ± {(cell.high - cell.low) / 2:.{digits}f}"
     elif not pd.isna(cell.ours):
-        text = f"{cell.ours:.{digits}{alone}}"
+        text = f"{cell.ours:.{digits}f}"
     if not pd.isna(cell.paper):
         text += f" ({cell.paper:g})"
-    if not pd.isna(cell.paper_parts):
-        text += "*"
     return text.strip()
 
 
-def write_cells(numbers: pd.DataFrame, digits: int | pd.Series, alone: str = "f") -> pd.DataFrame:
-    """Writes the cells of a table, by row and column; `digits` behind the point, of all or of each cell."""
-    texts = [write_cell(cell, alone) for cell in numbers.assign(digits=digits).itertuples()]
+def write_cells(numbers: pd.DataFrame, digits: int | pd.Series) -> pd.DataFrame:
+    """Writes the cells of a table, by row and column; `digits` after the point, of all or of each cell."""
+    texts = [write_cell(cell) for cell in numbers.assign(digits=digits).itertuples()]
     cells = pd.Series(texts, [numbers["row"], numbers["benchmark"]]).unstack(fill_value="")
     return cells.loc[numbers["row"].unique(), numbers["benchmark"].unique()]
 
 
 def paper_markdown(numbers: pd.DataFrame) -> str:
+    """Writes a table of the paper as Markdown, with what is measured of each row."""
     texts = write_cells(numbers, digits=1)
     states = numbers.groupby("row")["status"].agg(["first", "nunique"])
     texts["status"] = states["first"].where(states["nunique"] == 1, "partly measured")
     return markdown_table(texts.reset_index())
-
-
-def toy_markdown(numbers: pd.DataFrame) -> str:
-    """Writes a Markdown table for each kind of rows that have run: those with values in the same columns."""
-    measured = numbers[numbers["status"] != "not yet run"]
-    columns_of_row = measured.groupby("row", sort=False)["benchmark"].agg(tuple)
-    texts = []
-    for _, part in measured.groupby(measured["row"].map(columns_of_row), sort=False):
-        cells = write_cells(part, digits=3, alone="g")
-        cells.insert(0, "seeds", part.groupby("row")["seeds"].max().astype(str))
-        texts.append(markdown_table(cells.reset_index()))
-    return "\n\n".join(texts)
-
-
-def counts(numbers: pd.DataFrame) -> str:
-    """Writes of how many values the numbers of each column are means, and how many others were invalid."""
-    parts = []
-    for column, cells in numbers.dropna(subset="n").groupby("benchmark", sort=False):
-        part = f"{column} {cells['n'].min():g}"
-        if cells["n"].nunique() > 1:
-            part += f" to {cells['n'].max():g}"
-        if cells["n_invalid"].any():
-            part += f" ({cells['n_invalid'].max():g} of them invalid at most)"
-        parts.append(part)
-    return f"n of each seed: {'; '.join(parts)}."
 
 
 def describe(numbers: pd.DataFrame, key: str, title: str) -> list[str]:
@@ -443,16 +358,9 @@ def notes_of(numbers: pd.DataFrame) -> list[str]:
         notes.insert(0, PRINTED)
     if numbers["benchmark"].isin(AVERAGES).any():
         notes.append(AVERAGED)
-    for cell in numbers.dropna(subset="paper_parts").itertuples():
-        notes.append(
-            f"* The paper's {cell.benchmark} of {cell.row}, {cell.paper:g}, contradicts its parts, whose mean is "
-            f"{cell.paper_parts:.2f}."
-        )
     notes += describe(numbers, "sampling", "Sampling")
     notes += describe(numbers, "judge", "Judge or simulated user")
     notes += describe(numbers, "wording", "Words (of the judge, else of the prompt)")
-    if numbers["n"].notna().any():
-        notes.append(counts(numbers))
     columns_of = {}
     for column, rows in rows_by(numbers, "fingerprint"):
         if len(rows) > 1:
@@ -470,39 +378,3 @@ def write_page(path: Path, *parts: str) -> str:
     text = "\n\n".join(parts)
     path.write_text(text + "\n")
     return text
-
-
-# --- 4. all of them
-
-
-def render(results: Path, rows: dict[str, dict]) -> dict[str, str]:
-    """Writes every table that has numbers into results/tables/ as csv and Markdown; returns the Markdown by
-    table.
-
-    `rows` has the blocks of each table's rows, by row, as reproduce.py reads them.
-    """
-    folder = results / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {}
-    for table, blocks in rows.items():
-        first = next(iter(blocks.values()))
-        name = table
-        if table.isdecimal():
-            name = f"table{table}"
-        evaluations = {evaluation for block in blocks.values() for evaluation in block.evaluations}
-        columns = {column: place for column, place in BENCHMARKS.items() if place[0] in evaluations}
-        is_toy = "gold" in evaluations
-        if is_toy:
-            columns = TOY_TABLES.get(table, OWN_COLUMNS) | columns
-        numbers = build_table(table, blocks, read_index(results / first.folder), columns)
-        shown = numbers[NUMBERS].round(4)
-        if is_toy and not numbers["seeds"].any():
-            continue  # nothing to show, not even the paper's numbers
-        if is_toy:
-            markdown = toy_markdown(numbers)
-            shown = shown.dropna(axis=1, how="all")
-        else:
-            markdown = paper_markdown(numbers)
-        shown.to_csv(folder / f"{name}.csv", index=False)
-        texts[name] = write_page(folder / f"{name}.md", markdown, *notes_of(numbers))
-    return texts

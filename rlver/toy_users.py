@@ -28,13 +28,12 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from data.toy import world
-from data.toy.files import hash_below, save
+from data.toy.files import ToyArgs, hash_below
 
 TOY = {"start": 40, "low": 10, "turns": 3}  # what dialogues with toy users change in simulated_user.RLVER
 
@@ -80,7 +79,7 @@ def named_in(reply: str) -> tuple[set[str], set[str]]:
 
 
 def meets(want: dict, reply: str) -> bool:
-    """Tells whether a reply meets a want."""
+    """Returns whether a reply meets a want."""
     dishes, things = named_in(reply)
     if "word" in want:
         return things == {want["word"]} and not dishes
@@ -123,10 +122,10 @@ def draw_wants(rng: random.Random) -> list[dict]:
         too_dear = [dish for dish in world.DISHES if world.DISHES[dish][1] == kind and cheaper(dish)]
         wants.append({"dish": rng.choice(too_dear)})
     thing = {"word": rng.choice(world.WORDS)}
-    place = 2
+    index = 2
     if rng.random() < 0.5:
-        place = 1
-    wants.insert(place, thing)
+        index = 1
+    wants.insert(index, thing)
     return wants
 
 
@@ -200,7 +199,7 @@ def react(replies: list[str], want: dict, likes_praise: bool) -> str:
 
 
 def strategies(dialogue: dict) -> list[list[str]]:
-    """Says which strategies of rlver/sentient.py each reply shows; it takes the place of a judge.
+    """Returns which strategies of rlver/sentient.py each reply shows; it takes the place of a judge.
 
     FLATTERY praises the user (A-1), a thing that the user named is the problem in other words (B-1), and a
     dish is advice (D-1).
@@ -252,11 +251,7 @@ def traces(n: int, seed: int, right: float = 0.4) -> list[dict]:
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the files."""
+class Args(ToyArgs):
     n_traces: int = 1000
     """Conversations from which traces are made, three each."""
     n_train: int = 512
@@ -272,4 +267,4 @@ if __name__ == "__main__":
         "users_train": profiles(args.n_train, args.seed, "train"),
         "users_test": profiles(args.n_test, args.seed, "test"),
     }
-    save(files, args.out, args.seed)
+    args.save(files)

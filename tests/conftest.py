@@ -298,12 +298,12 @@ def exits(capsys):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             function(*args, **kwargs)
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         assert stop.value.code == 2
-        if "For full helptext" in said:
-            return said  # tyro's own errors are in a box
-        _, found, error = said.partition("error: ")  # the script may have told something before
-        assert found and error.count("\n") == 1, said
+        if "For full helptext" in message:
+            return message  # tyro's own errors are in a box
+        _, found, error = message.partition("error: ")  # the script may have told something before
+        assert found and error.count("\n") == 1, message
         return found + error.rstrip("\n")
 
     return exits

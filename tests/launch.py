@@ -109,6 +109,6 @@ def finished(command: list[str]) -> str:
                 if ended.exitcode:
                     for other in running.values():
                         other.kill()
-        said = output.read()
-    assert [process.exitcode for process in processes] == [0, 0], said[-4000:]
-    return said
+        text = output.read()
+    assert [process.exitcode for process in processes] == [0, 0], text[-4000:]
+    return text

@@ -8,9 +8,8 @@ With a command after `--` it serves on a free port of this machine, runs the com
 to it, and exits with the command's code.
 
 It reads the order, the answer and the numbered criteria from the prompts of the rewards `rubric` and
-`judge_mark`, and decides each criterion with the checks of the toy world. It also compares two plans by the
-traits of data/toy/traits.json, for `eval_benchmarks.py traits`. A share `wrong` of its verdicts is wrong.
-These are always the same ones, so that asking again does not help.
+`judge_mark`, and decides each criterion with the checks of the toy world. A share `wrong` of its verdicts is
+wrong. These are always the same ones, so that asking again does not help.
 
 A prompt for a mark has no criteria. The judge then follows its impression, as the annotator of the preference
 pairs does: all checks but `brief`, and a taste for flattery. It answers any other prompt with an error.
@@ -25,26 +24,19 @@ import sys
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save
+from data.toy.files import ToyArgs, hash_below
 from data.toy.world import ASPECTS, CHECKS, Order, check, criteria, liking, points, prompt_rows, read_prompt
 
 # the parts of a prompt of the rewards: conversation, answer, and what is asked about them
 CASE = re.compile(r"<conversation>\n(.*?)\n</conversation>.*?<answer>\n(.*?)\n</answer>(.*)", re.S)
-PLANS = re.compile(r"<plan 1>\n(.*?)\n</plan 1>.*?<plan 2>\n(.*?)\n</plan 2>(.*)", re.S)
-TRAIT = re.compile(r"^(T\d+)\. ([^:]+): ", re.M)
 CRITERION = re.compile(r"^(\d+)\. (.+) \(weight [^)]+\)$", re.M)
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the file; an existing one is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the file."""
+class Args(ToyArgs):
     n_prompts: int = 4000
     """Rows of the file."""
     wrong: float = 0.1
@@ -73,73 +65,36 @@ def rubric_prompts(n: int, seed: int) -> list[dict]:
 def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
     """Returns {criterion: whether the judge says that the answer meets it}; a share `wrong` is not true."""
     passed = check(order, answer)
-    said = {}
+    met = {}
     for name, words in criteria(order).items():
         is_wrong = hash_below(10_000, f"{words}\n{answer}") < 10_000 * wrong
-        said[words] = passed[name] != is_wrong
-    return said
+        met[words] = passed[name] != is_wrong
+    return met
 
 
 def reply(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark`, or a comparison of plans, asks
-    for.
-
-    Any other prompt raises an error.
-    """
-    if "<plan 1>" in prompt:
-        return compare(prompt, wrong)
+    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark` asks for; raises an error for any
+    other prompt."""
     conversation, answer, task = CASE.search(prompt).groups()
     order = read_prompt(conversation)
-    said = verdicts(order, answer, wrong)
+    met = verdicts(order, answer, wrong)
     if '"mark"' in task:
-        return {"reason": "", "mark": mark(answer, said)}
+        return {"reason": "", "mark": mark(answer, met)}
     found = {}
     for number, words in CRITERION.findall(task):
-        found[number] = "yes" if said[words] else "no"
+        found[number] = "yes" if met[words] else "no"
     if not found:
         raise ValueError("neither a rubric nor a mark is asked for")
     return found
 
 
-def mark(answer: str, said: dict[str, bool]) -> int:
+def mark(answer: str, met: dict[str, bool]) -> int:
     """Returns a mark from 1 to 10: the weighted share of the criteria but `brief`, plus 0.3 for flattery."""
-    passed = dict(zip(CHECKS, said.values()))
+    passed = dict(zip(CHECKS, met.values()))
     return min(10, round(1 + 9 * liking(passed, answer) / points(dict.fromkeys(ASPECTS, True))))
 
 
-# --- 3. traits of plans, such as "Budget 15, no dairy. cod 4 leaves 11. lasagna is dairy. ..."
-
-TRAITS = {  # name in data/toy/traits.json: what a plan has more of if it shows the trait more
-    "opens with the limits": r"^Budget \d+, no \w+",
-    "keeps a running balance": r"\d+ leaves \d+",
-    "rules dishes out by diet": r"\b\w+ is \w+\.",
-    "rules dishes out by price": r"is too much",
-    "sums up before it answers": r"\bSo \d+ dish",
-    "notes what must be mentioned": r"\bMention \w+",
-}
-
-
-def compare(prompt: str, wrong: float) -> dict:
-    """Returns which plan shows each trait more, "1", "2" or "same", as benchmarks/traits.py asks for it.
-
-    A share `wrong` is not true. KeyError for other traits.
-    """
-    *plans, task = PLANS.search(prompt).groups()
-    said = {"comparison": ""}
-    for key, name in TRAIT.findall(task):
-        first, second = (len(re.findall(TRAITS[name], plan)) for plan in plans)
-        truth, lie = "same", "1"
-        if first > second:
-            truth, lie = "1", "same"
-        elif first < second:
-            truth, lie = "2", "same"
-        said[key] = truth
-        if hash_below(10_000, f"{name}\n{tuple(plans)}") < 10_000 * wrong:
-            said[key] = lie
-    return said
-
-
-# --- 4. the endpoint
+# --- 3. the endpoint
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -191,4 +146,4 @@ if __name__ == "__main__":
     args = tyro.cli(Args)
     if args.command:
         sys.exit(run(args.command, args.wrong))
-    save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)}, args.out, args.seed)
+    args.save({"rubric_prompts": rubric_prompts(args.n_prompts, args.seed)})

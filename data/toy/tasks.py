@@ -26,7 +26,7 @@ from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save, user_turn
+from data.toy.files import ToyArgs, hash_below, user_turn
 from data.toy.world import BUDGETS, DISHES, GREETINGS
 
 QUESTIONS = [
@@ -48,26 +48,21 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 # percentiles of the hash
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 
+# shares of what the teacher gets wrong: of its subtractions, and of the parentheses that matter, which it forgets
+SLIPS = {"sums": 0.15, "code": 0.6}
+
 Sum = tuple[int, list[str]]  # a budget in dollars, and dishes that it pays for
 Program = list[tuple[str, int]]  # steps: one of + - *, a number
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of the rows."""
+class Args(ToyArgs):
     n_traces: int = 2000
     """SFT traces (rows) of each task."""
     n_prompts: int = 2000
     """RL prompts of each task."""
     n_tasks: int = 512
     """Benchmark tasks of each task."""
-    sum_slips: float = 0.15
-    """Share of the teacher's subtractions that are wrong."""
-    code_slips: float = 0.6
-    """Share of the parentheses that matter which the teacher forgets."""
     base_out: Path | None = None
     """Folder for data/toy/base with the words of the programs; with it, no rows are written."""
 
@@ -282,9 +277,9 @@ def write_files(args: Args) -> dict[str, list[dict]]:
     """Returns the rows of the six files by name."""
     sizes = {"traces": args.n_traces, "prompts": args.n_prompts, "tasks": args.n_tasks}
     files = {}
-    for task, slips in (("sums", args.sum_slips), ("code", args.code_slips)):
+    for task in TASKS:
         for split, n in sizes.items():
-            files[f"{task}_{split}"] = rows_of(task, split, n, args.seed, slips)
+            files[f"{task}_{split}"] = rows_of(task, split, n, args.seed, SLIPS[task])
     return files
 
 
@@ -303,4 +298,4 @@ if __name__ == "__main__":
 
         extend_base(Path("data/toy/base"), args.base_out, sample_texts())
     else:
-        save(write_files(args), args.out, args.seed)
+        args.save(write_files(args))

@@ -15,11 +15,10 @@ preferences and the gold checklist are plain functions of a seed.
 import random
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tyro
 
-from data.toy.files import hash_below, save, user_turn
+from data.toy.files import ToyArgs, hash_below, user_turn
 
 DISHES = {  # name: (price in dollars, kind)
     "ribs": (7, "meat"),
@@ -392,11 +391,7 @@ def orders_of(split: str, n: int, seed: int, budgets: range = BUDGETS, **kind):
 
 
 @dataclass
-class Args:
-    out: Path = Path("data/toy")
-    """Folder for the files; an existing file is replaced only by an equal one."""
-    seed: int = 0
-    """Random seed of prompts, slips and preferences."""
+class Args(ToyArgs):
     n_traces: int = 4000
     """SFT traces (rows)."""
     n_prompts: int = 4000
@@ -494,4 +489,4 @@ def task_rows(n: int, seed: int, **kind) -> list[dict]:
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    save(write_files(args), args.out, args.seed)
+    args.save(write_files(args))

@@ -98,10 +98,10 @@ def test_a_lost_word_costs_one_point_and_a_lost_fact_its_own_check(bill_first):
         return {name for name, passed in check(order, response).items() if not passed} - {"form", "brief"}
 
     words = answer.split()
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         is_fact = re.search(r"\d|hats", word) or word in order.wishes
         if not is_fact:
-            assert lost(" ".join(words[:place] + words[place + 1 :])) == set(), word
+            assert lost(" ".join(words[:index] + words[index + 1 :])) == set(), word
     for name, (text, without) in FACTS.items():
         assert lost(answer.replace(text, without)) == {name}
     assert lost(f"{answer} You get 4 dishes.") == {"count"}  # two statements are none

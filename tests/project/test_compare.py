@@ -56,7 +56,7 @@ def runs(reward_models, tmp_path_factory) -> Path:
     """Run folders: SFT, two seeds of RLHF, and what one of these logged in training."""
     runs = tmp_path_factory.mktemp("small") / "runs"
     tasks = []
-    for number in range(16):
+    for number in range(8):
         content = f"I have {number + 10} dollars. What do you suggest?"
         tasks.append({"id": str(number), "messages": [{"role": "user", "content": content}]})
     write(runs, "tasks.jsonl", tasks)
@@ -89,7 +89,7 @@ def gold_by_hand(runs: Path, name: str) -> pd.Series:
 def test_a_row_has_means_over_tasks_and_intervals(runs, table):
     expected = gold_by_hand(runs, "sft-plain")
     gold = table.loc[("sft-plain", "gold")]
-    assert (gold.seeds, gold.n) == (1, 32)  # two answers to each of 16 tasks
+    assert (gold.seeds, gold.n) == (1, 16)  # two answers to each of 8 tasks
     assert gold.ours == pytest.approx(expected.mean(), abs=1e-3)
     assert (gold.low, gold.high) == pytest.approx(mean_interval(expected), abs=1e-3)
 
@@ -115,10 +115,8 @@ def test_two_rows_are_compared_task_by_task_and_seed_by_seed(runs, table):
     half = 12.706 * abs(golds[0].mean() - golds[1].mean()) / 2
     assert row.seeds == 2 and row.high - row.ours == pytest.approx(half, abs=1e-2)
     assert table.loc[("grpo-plain − sft-plain", "ifeval prompt_strict"), "ours"] == 0.25
-    wins = table.loc[("grpo-plain − sft-plain", "gold: wins"), "ours"]
-    assert wins == pytest.approx(((tasks > 0) + (tasks == 0) / 2).mean(), abs=1e-4)
     assert "nan" not in (runs.parent / "differences.md").read_text()
-    # a share of 16 tasks, of which one could be wrong all the same: Wilson's interval has a width
+    # a share of 4 tasks, of which one could be wrong all the same: Wilson's interval has a width
     text = (runs.parent / "table.md").read_text()
     assert "± 0.000" not in text
     share = table.loc[("sft-plain", "ifeval prompt_strict")]
@@ -146,12 +144,6 @@ def test_other_benchmarks_and_judges_have_columns_of_their_own(runs, tmp_path):
     assert ("grpo-plain − sft-plain", "tasks gold") in cells
 
 
-def test_the_last_steps_of_training_are_in_the_table(table):
-    rewards = [line["reward"] for line in read_log(TRAINED / "metrics.jsonl")][-compare.LAST_STEPS :]
-    value = table.loc[("grpo-plain", "training: reward"), "ours"]
-    assert value == pytest.approx(np.mean(rewards), abs=1e-4)
-
-
 def test_the_picture_ends_with_the_evaluated_model(runs, tmp_path):
     """A step's completions are sampled before its update, so the log has no point of the trained model. Whether a run
     thinks is read from its config.json: this one's name says nothing."""
@@ -172,14 +164,12 @@ def test_curves_are_those_of_held_out_prompts(runs):
     assert (runs.parent / "curves.png").stat().st_size > 10_000
 
 
-def test_a_seed_is_not_counted_twice(tmp_path, exits, monkeypatch):
+def test_a_seed_is_not_counted_twice(tmp_path, exits):
     for folder in ("a", "b"):
-        (tmp_path / folder / "x-s0").mkdir(parents=True)
-        (tmp_path / folder / "x-s0" / "config.json").touch()
-    monkeypatch.chdir(tmp_path)
-    run = Path("a/x-s0")
-    assert compare.run_folders((Path("a"), run, run.resolve())) == [run.resolve()]
-    assert "are the same seed of a row" in exits(compare.run_folders, (Path("a"), Path("b")))
+        write(tmp_path / folder / "x-s0", "config.json", [])
+    assert compare.run_folders((tmp_path / "a",)) == [tmp_path / "a/x-s0"]
+    assert "are the same seed of a row" in exits(compare.run_folders, (tmp_path / "a", tmp_path / "b"))
+    assert "no run folder" in exits(compare.run_folders, (tmp_path / "a/x-s0",))
 
 
 def test_a_row_is_named_by_the_run_and_another_checkpoint_than_the_last():
@@ -227,11 +217,11 @@ def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):
         {"seed": [0, 1, 2], "folder": tmp_path, "run": "a"}, columns=["seed", *INDEX_COLUMNS]
     )
     lines = lines.assign(folder=tmp_path, sampling="all alike")
-    cell, _ = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
+    cell = tables.difference(lines.assign(value=[0.5, 0.7, np.nan]), lines.assign(value=[0.3, 0.4, 0.1]))
     # Student's t of one degree of freedom; the standard error of 0.2 and 0.3 is half their distance
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.25), 2)
     assert cell["high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)
-    cell, _ = tables.difference(
+    cell = tables.difference(
         lines.assign(value=[0.5, 0.7, 0.6]), lines.assign(value=[np.nan, 0.4, np.nan])
     )
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.3), 1)

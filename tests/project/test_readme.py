@@ -7,10 +7,11 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -94,8 +95,8 @@ def split_command(command: str) -> tuple[str, list[str]]:
         return words[1], words[2:]
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).exists()
-    place = next(n for n, word in enumerate(words) if word.endswith(".py"))
-    return words[place].removesuffix(".py"), words[place + 1 :]
+    index = next(n for n, word in enumerate(words) if word.endswith(".py"))
+    return words[index].removesuffix(".py"), words[index + 1 :]
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(commands_of_pages() + commands_of_docstrings()))
@@ -130,16 +131,14 @@ def toy_world(tmp_path_factory) -> Path:
     for path in (ROOT / "data" / "toy").iterdir():
         if path.suffix in ("", ".py"):
             (toy / path.name).symlink_to(path)
-    for module, sizes in (
-        ("data.toy.world", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
-        ("data.toy.tasks", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
-        ("rlver.toy_users", "--n-traces 64 --n-train 32 --n-test 8"),
+    for file, sizes in (
+        ("data/toy/world.py", "--n-traces 64 --n-prompts 256 --n-pairs 64 --n-tasks 8 --n-held-out 8"),
+        ("data/toy/tasks.py", "--n-traces 8 --n-prompts 64 --n-tasks 8"),
+        ("rlver/toy_users.py", "--n-traces 64 --n-train 32 --n-test 8"),
     ):
-        command = [sys.executable, "-m", module, "--out", str(toy), *sizes.split()]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        with mock.patch.object(sys, "argv", [file, "--out", str(toy), *sizes.split()]):
+            runpy.run_path(str(ROOT / file), run_name="__main__")
     (folder / "rlver").symlink_to(ROOT / "rlver")
-    # docs/rewards.md makes it of a run
-    (folder / "data" / "turn.jsonl").symlink_to(toy / "preference_pairs.jsonl")
     [reward] = re.findall(r"```python\n(# brief.py.*?)```", README.read_text(), re.DOTALL)
     (folder / "brief.py").write_text(reward)
     return folder
@@ -149,7 +148,6 @@ def toy_world(tmp_path_factory) -> Path:
 def test_commands_on_the_toy_world_pass_their_dry_run(command, toy_world, here, monkeypatch):
     """Shipped models take the place of those that an earlier command trains."""
     name, words = split_command(command)
-    words = [re.sub(r"^results/rm-\d/model$", "data/toy/reward_model", word) for word in words]
     words = [re.sub(r"^results/(toy/)?[\w-]+/model$", "data/toy/base", word) for word in words]
     monkeypatch.chdir(toy_world)
     done = here(ROOT / f"{name}.py", *words, "--dry-run")

@@ -64,8 +64,8 @@ class ParsedPage(HTMLParser):
             self.texts[-1] = (label, text + data)
 
 
-def shown(folder: Path, *runs: Path, **more) -> ParsedPage:
-    page.write_page(runs, folder / "shown.html", **more)
+def shown(folder: Path, *runs: Path) -> ParsedPage:
+    page.write_page(runs, folder / "shown.html")
     return ParsedPage(folder / "shown.html")
 
 
@@ -76,7 +76,7 @@ def headings(folder: Path) -> list[str]:
 # --- what the page shows
 
 
-def test_first_middle_and_last_step_that_two_runs_share(tmp_path):
+def test_first_middle_and_last_step_that_two_runs_share(tmp_path, monkeypatch):
     def write_run(name: str, steps: range, prompts: str) -> Path:
         rows = []
         for step in steps:
@@ -90,7 +90,9 @@ def test_first_middle_and_last_step_that_two_runs_share(tmp_path):
     short = write_run("short", range(1, 7), "bc")
     sections = ["training, step 1", "training, step 4", "training, step 6", "held out, step 7"]
 
-    page_of_two = shown(tmp_path, long, short, max_characters=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(page, "MAX_CHARACTERS", 1)
+        page_of_two = shown(tmp_path, long, short)
     counts = [heading.split(": ") for heading in headings(tmp_path)]
     assert counts == [[label, f"1 of {3 if 'training' in label else 1} prompts"] for label in sections]
     # of each step the prompt that both runs answered, and their answers next to each other
@@ -102,7 +104,7 @@ def test_first_middle_and_last_step_that_two_runs_share(tmp_path):
         ("response", "short 1"),
     ]
 
-    alone = shown(tmp_path, long, max_characters=0)
+    alone = shown(tmp_path, long)
     assert "training, step 9: 2 of 2 prompts" in headings(tmp_path)
     answers = [text for label, text in alone.texts if label == "response"]
     assert answers == ["long 1"] * 2 + ["long 5"] * 2 + ["long 9"] * 2 + ["y"]
