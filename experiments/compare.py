@@ -38,6 +38,9 @@ NAMES = {  # of metrics in runs.csv
     "format_ok": "format ok",
     "thinking_tokens": "think tokens",
     "response_tokens": "response tokens",
+    "thinking_use": "thinking use",
+    "thinking_use_same_task": "thinking use, same task",
+    "thinking_use_empty": "thinking use, empty",
 }
 # rewards, by their keys in metrics.jsonl: their names in held_out.jsonl
 CURVES = {"reward/gold": "gold", "reward/preference": "proxy"}

@@ -1,6 +1,7 @@
 # When does thinking pay? docs/study.md has the question, the prediction and what came out.
 #
 #   python reproduce.py --table order --seeds 0 1 2 --run       # one part of it; what is interrupted goes on with the same command
+#   python -m experiments.thinking_use results/study/*--gold    # thinking use of what thinks
 #   python -m experiments.compare results/study                 # table and paired differences of all that has run
 #
 # Each part uses one core: start two of them side by side, but `hack` after `order`, whose SFT it starts from.
