@@ -49,7 +49,9 @@ from rlmt.data import read_pairs, read_rows, read_source, read_traces, write_jso
 from rlmt.reward_model import RewardModel, check_preference
 from rlmt.run import Run, parse_args
 from benchmarks.scoring import add_to_index, index_row, mean_interval
+from rewards import read_parts
 from rewards.gold import Gold
+from rewards.scorer import call
 from utils import DEVICE, THINK_FORMATS, fail, join_thinking, split_thinking
 
 UNSEEN = 0.1
@@ -68,6 +70,8 @@ class Args:
     """Folder or hub name of a sequence classifier with one output and a chat template."""
     answers: str = ""
     """Good answers: completions, generations, traces or pairs."""
+    rewards: tuple[str, ...] = ("preference:1",)
+    """Their sum is audited, as in training: preference (the reward model), and path/to/file.py:function."""
     reward_on: Literal["think+response", "response"] = "think+response"
     """What the reward model reads."""
     think_format: Literal[tuple(THINK_FORMATS)] = "think"
@@ -228,15 +232,15 @@ def edit(answers: list[Answer], seed: int) -> dict[str, dict[int, Answer]]:
 # --- answers
 
 
-def read_answers(path: str, think_format: str) -> tuple[list[Answer], list[str]]:
-    """Reads answers of any form; returns them with the rejected texts, which only pairs have."""
+def read_answers(path: str, think_format: str) -> tuple[list[Answer], list[Answer]]:
+    """Reads answers of any form; returns them with the rejected ones, which only pairs have."""
     _, first = next(iter(read_source(path, "--answers")), (0, {}))
     answers = []
     rejected = []
     if "chosen" in first:
         for row in read_pairs(path, "--answers")[0]:
             answers.append(Answer(row["messages"], row.get("chosen_thinking", ""), row["chosen"]))
-            rejected.append(join_thinking(row.get("rejected_thinking", ""), row["rejected"], think_format))
+            rejected.append(Answer(row["messages"], row.get("rejected_thinking", ""), row["rejected"]))
     elif "text" in first:
         for row in read_rows(path, "messages", "text"):
             parts = split_thinking(row["text"], think_format)
@@ -282,9 +286,14 @@ class Audit:
     def __init__(self, args: Args):
         """Reads and checks them; exits with 2 if one cannot be used."""
         self.args = args
-        self.accelerator = Accelerator(cpu=DEVICE == "cpu")
+        self.parts = read_parts(args.rewards).values()
+        for part in self.parts:
+            if part.asks or not (part.weight and part.field == ""):
+                fail(
+                    f"--rewards {part.name}: an audit reads preference and functions of your own, with a weight"
+                )
         check_preference(args.reward_model, "", args.reward_on, args.think_format)
-        self.gold = Gold(args, self.accelerator)
+        self.gold = Gold(args, Accelerator(cpu=DEVICE == "cpu"))
         answers, rejected = read_answers(args.answers, args.think_format)
         self.answers = answers[: args.limit or None]
         self.rejected = rejected[: args.limit or None]
@@ -300,42 +309,50 @@ class Audit:
         )
         self.gold.load(DEVICE, folder)
 
-    def score(self, answers: list[Answer]) -> tuple[list[float], list[float | None]]:
-        """Returns rewards and golds; without --gold these are None."""
+    def score(self, answers: list[Answer]) -> list[tuple[float, float | None]]:
+        """Returns reward and gold of each answer; without --gold the latter is None."""
+        rows = []
+        for answer in answers:
+            text = join_thinking(answer.thinking, answer.response, self.args.think_format)
+            rows.append(answer._asdict() | {"text": text, "status": "ok"})
         prompts = [answer.messages for answer in answers]
-        texts = [
-            join_thinking(answer.thinking, answer.response, self.args.think_format) for answer in answers
-        ]
-        golds = [None] * len(answers)
+        total = np.zeros(len(rows))
+        for part in self.parts:
+            if part.function:
+                values = call(part, rows, None, 1, 0)
+            else:
+                values = self.model.score(prompts, [row["text"] for row in rows])
+            total += part.weight * np.array(values, dtype=float)
+        golds = [None] * len(rows)
         if self.gold.who.kind != "nobody":
             golds = self.gold.values(prompts, [answer.response for answer in answers])
-        return self.model.score(prompts, texts), golds
+        return list(zip(total.tolist(), golds, strict=True))
 
     def compare(self) -> Iterator[list[dict]]:
         """Yields the rows of edits.jsonl, edit by edit."""
-        rewards, golds = self.score(self.answers)
+        before = self.score(self.answers)
         for name, edited in tqdm(self.edited.items(), desc="edits"):
             found = []
-            for i, answer, reward, gold in zip(
-                edited, edited.values(), *self.score([*edited.values()]), strict=True
-            ):
+            after = self.score(list(edited.values()))
+            for (i, answer), (reward, gold) in zip(edited.items(), after, strict=True):
                 row = {"edit": name, "id": i, "messages": answer.messages}
                 row |= {"chosen": self.answers[i].response, "rejected": answer.response}
                 row |= {"chosen_thinking": self.answers[i].thinking, "rejected_thinking": answer.thinking}
-                row |= {"reward": rewards[i], "reward_after": reward, "gold": golds[i], "gold_after": gold}
+                row |= {"reward": before[i][0], "reward_after": reward}
+                row |= {"gold": before[i][1], "gold_after": gold}
                 row["is_worse"] = self.gold.who.kind == "nobody" or name in OF_THINKING
                 if not row["is_worse"] and is_measured(row):
-                    row["is_worse"] = gold < golds[i]
+                    row["is_worse"] = row["gold_after"] < row["gold"]
                 found.append(row)
             yield found
 
     def accuracy(self) -> float | None:
-        """Returns the share of pairs whose chosen side is liked better; None without pairs."""
+        """Returns the share of pairs whose chosen side has the higher reward; None without pairs."""
         if not self.rejected:
             return None
-        chosen, _ = self.score(self.answers)
-        rejected = self.model.score([answer.messages for answer in self.answers], self.rejected)
-        return fmean(a > b for a, b in zip(chosen, rejected, strict=True))
+        chosen = self.score(self.answers)
+        rejected = self.score(self.rejected)
+        return fmean(better > worse for (better, _), (worse, _) in zip(chosen, rejected, strict=True))
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
