@@ -17,8 +17,8 @@ chosen sides are edited, and the accuracy is told too. --gold says which edited 
 model, judge:MODEL[@URL] or file.py:function(messages, response), as in training. Without it each edit counts as
 damage.
 
-Writes into its run folder: audit.csv, audit.svg, edits.jsonl, pairs.jsonl (the worse answers beside the
-originals, for train_reward.py), config.json, summary.json; and lines of runs.csv beside it. Columns of
+Writes into its run folder: audit.csv, audit.svg, edits.jsonl, pairs.jsonl (for train_reward.py: the pairs
+of --answers, and each worse answer beside its original), config.json, summary.json; and lines of runs.csv beside it. Columns of
 audit.csv, a row for each edit:
 
     n        answers that the edit changes
@@ -232,15 +232,14 @@ def edit(answers: list[Answer], seed: int) -> dict[str, dict[int, Answer]]:
 # --- answers
 
 
-def read_answers(path: str, think_format: str) -> tuple[list[Answer], list[Answer]]:
-    """Reads answers of any form; returns them with the rejected ones, which only pairs have."""
+def read_answers(path: str, think_format: str) -> tuple[list[Answer], list[dict]]:
+    """Reads answers of any form; returns them, and the pairs whose chosen sides they are, or []."""
     _, first = next(iter(read_source(path, "--answers")), (0, {}))
     answers = []
-    rejected = []
+    pairs = []
     if "chosen" in first:
-        for row in read_pairs(path, "--answers")[0]:
-            answers.append(Answer(row["messages"], row.get("chosen_thinking", ""), row["chosen"]))
-            rejected.append(Answer(row["messages"], row.get("rejected_thinking", ""), row["rejected"]))
+        pairs, _ = read_pairs(path, "--answers")
+        answers = [side_of(pair, "chosen") for pair in pairs]
     elif "text" in first:
         for row in read_rows(path, "messages", "text"):
             parts = split_thinking(row["text"], think_format)
@@ -251,7 +250,12 @@ def read_answers(path: str, think_format: str) -> tuple[list[Answer], list[Answe
             answers.append(Answer(row["messages"], row["thinking"], row["response"]))
     if not answers:
         fail(f"--answers {path}: no answer is in good format; see --think-format")
-    return answers, rejected
+    return answers, pairs
+
+
+def side_of(pair: dict, side: str) -> Answer:
+    """Returns the `chosen` or the `rejected` answer of a pair."""
+    return Answer(pair["messages"], pair.get(f"{side}_thinking", ""), pair[side])
 
 
 # --- the audit
@@ -294,9 +298,8 @@ class Audit:
                 )
         check_preference(args.reward_model, "", args.reward_on, args.think_format)
         self.gold = Gold(args, Accelerator(cpu=DEVICE == "cpu"))
-        answers, rejected = read_answers(args.answers, args.think_format)
+        answers, self.pairs = read_answers(args.answers, args.think_format)
         self.answers = answers[: args.limit or None]
-        self.rejected = rejected[: args.limit or None]
         self.edited = edit(self.answers, args.seed)
         if args.reward_on == "response":  # it does not read the thinking
             self.edited = {name: rows for name, rows in self.edited.items() if name not in OF_THINKING}
@@ -348,10 +351,10 @@ class Audit:
 
     def accuracy(self) -> float | None:
         """Returns the share of pairs whose chosen side has the higher reward; None without pairs."""
-        if not self.rejected:
+        if not self.pairs:
             return None
         chosen = self.score(self.answers)
-        rejected = self.score(self.rejected)
+        rejected = self.score([side_of(pair, "rejected") for pair in self.pairs[: len(chosen)]])
         return fmean(better > worse for (better, _), (worse, _) in zip(chosen, rejected, strict=True))
 
 
@@ -386,7 +389,7 @@ def main(args: Args) -> None:
         rows += edited
         lines.append(measure(edited, args.seed))
     write_jsonl(run.folder / "edits.jsonl", rows)
-    write_jsonl(run.folder / "pairs.jsonl", [row for row in rows if row["is_worse"]])
+    write_jsonl(run.folder / "pairs.jsonl", audit.pairs + [row for row in rows if row["is_worse"]])
     table = pd.DataFrame(lines).sort_values("change", ascending=False, kind="stable")
     is_damage = table["gold"].isna() | (table["gold"] < 0) | table["edit"].isin(OF_THINKING)
     table["unseen"] = is_damage & (table["change"] > UNSEEN * table["change"].min())

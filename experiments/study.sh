@@ -71,13 +71,12 @@ done
 # --- 4. audit: does eval_reward.py say before training what GRPO will find? A reward model as shipped, one that learned from edits, and
 # one beside a language model that checks the sums before it marks them
 AUDIT="python eval_reward.py --gold data/toy/world.py:gold --answers data/toy/sft_traces.jsonl --limit 150 --overwrite"
-edits=$RESULTS/edits/pairs.jsonl hard=$RESULTS/reward-hard
+hard=$RESULTS/reward-hard
 CHECKED="--rewards preference:1 data/toy/checker.py:check:0.5"
-prepare study-edits needs study-data makes "$edits" python eval_reward.py --reward-model data/toy/reward_model --gold data/toy/world.py:gold \
-  --answers data/toy/preference_pairs.jsonl --limit 300 --overwrite --out "$RESULTS/edits"
-prepare study-hard-pairs needs study-edits makes "$RESULTS/hard_pairs.jsonl" sh -c "cat $edits data/toy/preference_pairs.jsonl > $RESULTS/hard_pairs.jsonl"
-prepare study-hard-rm needs study-hard-pairs makes "$hard/model/config.json" python train_reward.py --preset toy --model data/toy/reward_model \
-  --reward-on think+response --learning-rate 3e-4 --epochs 1 --pairs "$RESULTS/hard_pairs.jsonl" --overwrite --out "$hard"
+prepare study-edits needs study-data makes "$RESULTS/edits/pairs.jsonl" python eval_reward.py --reward-model data/toy/reward_model \
+  --gold data/toy/world.py:gold --answers data/toy/preference_pairs.jsonl --limit 150 --overwrite --out "$RESULTS/edits"
+prepare study-hard-rm needs study-edits makes "$hard/model/config.json" python train_reward.py --preset toy --model data/toy/reward_model \
+  --reward-on think+response --learning-rate 3e-4 --epochs 1 --pairs "$RESULTS/edits/pairs.jsonl" --overwrite --out "$hard"
 prepare study-audit-shipped needs study-data makes "$RESULTS/audit-shipped/summary.json" $AUDIT --reward-model data/toy/reward_model --out "$RESULTS/audit-shipped"
 prepare study-audit-medium needs study-medium-rm makes "$RESULTS/audit-medium/summary.json" $AUDIT --reward-model "$RESULTS/reward-medium" --out "$RESULTS/audit-medium"
 prepare study-audit-hard needs study-hard-rm makes "$RESULTS/audit-hard/summary.json" $AUDIT --reward-model "$hard/model" --out "$RESULTS/audit-hard"
