@@ -86,7 +86,7 @@ class Args:
     What is finished is not asked or judged again."""
 
     def variables(self, root: Path) -> dict[str, str]:
-        """Returns the variables that experiments/*.sh read, apart from SEED; `root` is the folder of the runs."""
+        """Returns the variables that experiments/*.sh read, apart from SEED; `root`: the folder of the runs."""
         variables = {"RESULTS": str(root), "JUDGE": self.judge, "JUDGE_URL": self.judge_url}
         variables["JUDGE_FLAGS"] = self.judge_flags
         if self.templates:
@@ -402,13 +402,17 @@ def stop(number: int, _) -> None:
 
 
 def render(results: Path, rows: dict[str, dict[str, Block]]) -> dict[str, str]:
-    """Writes every table that has numbers into results/tables/ as csv and Markdown; returns the Markdown by table."""
+    """Writes every table that has numbers into results/tables/; returns the Markdown by table.
+
+    A table that the paper prints has the paper's rows and columns, any other one those that are measured.
+    """
     folder = results / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {}
+    printed = set(tables.printed_numbers()["table"])
     for table, blocks in rows.items():
         root = results / next(iter(blocks.values())).folder
-        if table.isdecimal():
+        if table in printed:
             name = f"table{table}"
             numbers = tables.build_table(table, list(blocks), tables.read_index(root))
             markdown = tables.paper_markdown(numbers)

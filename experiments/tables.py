@@ -1,6 +1,7 @@
 """Builds tables from runs.csv, and the paper's tables with our numbers next to the paper's.
 
-reproduce.py and experiments/compare.py call it. A line of runs.csv is one measured value; `run` is ROW-sSEED--EVALUATION.
+reproduce.py and experiments/compare.py call it. A line of runs.csv is one measured value; `run` is
+ROW-sSEED--EVALUATION.
 """
 
 import json
@@ -245,12 +246,13 @@ def list_cells(table: str, rows: list[str]) -> list[dict]:
     """
     printed = printed_numbers()
     printed = printed[printed["table"] == table]
+    columns = printed["benchmark"].unique()
     as_released = []
     own = []
     for row in rows:
         cells = printed[printed["row"] == row.removesuffix(AS_RELEASED)]
         if cells.empty:
-            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": printed["benchmark"].unique()}))
+            own.append(pd.DataFrame({"row": row, "section": "own", "benchmark": columns}))
         elif row.endswith(AS_RELEASED):
             as_released.append(cells.assign(row=row, section="as released"))
     return pd.concat([*as_released, printed, *own]).to_dict("records")

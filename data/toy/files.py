@@ -38,6 +38,7 @@ class ToyArgs:
                 part.rename(path)  # whole, because another run may read it
             elif path.read_text() != text:
                 sys.exit(
-                    f"{path} exists and differs from what seed {self.seed} gives; remove it or choose another --out"
+                    f"{path} exists and differs from what seed {self.seed} gives; "
+                    "remove it or choose another --out"
                 )
             print(f"{path}: {len(rows)} rows")

@@ -73,8 +73,10 @@ def verdicts(order: Order, answer: str, wrong: float) -> dict[str, bool]:
 
 
 def reply(prompt: str, wrong: float) -> dict:
-    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark` asks for; raises an error for any
-    other prompt."""
+    """Returns the JSON that a prompt of the rewards `rubric` or `judge_mark` asks for.
+
+    Any other prompt raises an error.
+    """
     conversation, answer, task = CASE.search(prompt).groups()
     order = read_prompt(conversation)
     met = verdicts(order, answer, wrong)

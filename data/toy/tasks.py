@@ -48,7 +48,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 # percentiles of the hash
 SPLITS = {"traces": range(0, 40), "prompts": range(40, 80), "tasks": range(80, 100)}
 
-# shares of what the teacher gets wrong: of its subtractions, and of the parentheses that matter, which it forgets
+# shares of the teacher's subtractions that are wrong, and of the parentheses that matter which it forgets
 SLIPS = {"sums": 0.15, "code": 0.6}
 
 Sum = tuple[int, list[str]]  # a budget in dollars, and dishes that it pays for

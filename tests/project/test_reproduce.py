@@ -401,7 +401,8 @@ import pathlib, sys
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 out.mkdir()
 (out / "summary.json").write_text("{}")
-(out.parent / "runs.csv").write_text(f"{COLUMNS}\\n{out.name},12:00,{sys.argv[2]},toy,score,0.5,0.4,0.6,9,0,1.0,j.py:j,f\\n")
+line = f"{out.name},12:00,{sys.argv[2]},toy,score,0.5,0.4,0.6,9,0,1.0,j.py:j,f"
+(out.parent / "runs.csv").write_text(f"{COLUMNS}\\n{line}\\n")
 """
 
 
@@ -414,7 +415,8 @@ def test_a_row_of_ones_own_from_end_to_end(tmp_path, monkeypatch, capsys):
     args = reproduce.Args(table=("mine",), row=("prompted",), run=True, results=tmp_path)
     reproduce.main(args)
     capsys.readouterr()
-    gold = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["row", "benchmark"]).loc["prompted", "gold"]
+    table = pd.read_csv(tmp_path / "tables" / "mine.csv").set_index(["row", "benchmark"])
+    gold = table.loc["prompted", "gold"]
     assert (gold.ours, gold.low, gold.high, gold.seeds) == (0.5, 0.4, 0.6, 1)
     assert (tmp_path / "mine" / "prompted-s0--gold" / "summary.json").exists()
 
