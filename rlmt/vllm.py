@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -77,7 +78,7 @@ class Engine:
         options = {
             "model": model,
             "dtype": compute_dtype(dtype),
-            "load_format": "safetensors",
+            "load_format": "dummy",  # the first `update` brings the weights
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",  # after temperature and top-p, as it samples
             "enforce_eager": not on_gpu,
@@ -236,6 +237,7 @@ def serve(
         stderr=subprocess.DEVNULL,  # no complaint if all have ended
         start_new_session=True,
     )
+    print(f"waits for vLLM's server of {model}; its log is {log}", file=sys.stderr, flush=True)
     is_wanted = True
 
     def end_run() -> None:
@@ -273,6 +275,7 @@ def _environment_of_server(gpus: list[str]) -> dict[str, str]:
     for name in os.environ:
         if name.startswith(("TORCHELASTIC", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
             del environment[name]
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"  # its log tells of loading and warm-up
     if DEVICE == "cuda":  # on a CPU a process of its own for the worker starts later, and samples more slowly
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
         environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork cannot use CUDA after its parent did
@@ -307,6 +310,8 @@ class Server:
         # of somebody else's server, which may take its defaults from the model's generation config
         body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         key = key_for(self.base_url, self.key_env)
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each of its connections is a file
 
         async def ask(index: int) -> tuple[int, Sample]:
             request = body | {"prompt": prompts[index], "seed": seeds.get(index)}
