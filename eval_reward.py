@@ -175,9 +175,9 @@ def empty(text: str, rng: random.Random) -> str:
 
 
 def of_another(answers: list[Answer], i: int, part: str) -> str:
-    """Returns the thinking or the response of the next answer whose part is another one."""
+    """Returns the thinking or the response of the next answer to another prompt."""
     for other in [*answers[i + 1 :], *answers[:i]]:
-        if getattr(other, part) != getattr(answers[i], part):
+        if other.messages != answers[i].messages:
             return getattr(other, part)
     return getattr(answers[i], part)
 

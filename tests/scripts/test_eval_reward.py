@@ -15,10 +15,11 @@ from rlmt.reward_model import RewardModel
 from utils import join_thinking
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+OTHER = [{"role": "user", "content": "Ho"}]
 
 
 def test_edits_by_hand():
-    answers = [Answer(MESSAGES, "So 4.", "One is 1. Two is 2.\nThree, four, 3."), Answer(MESSAGES, "", "No")]
+    answers = [Answer(MESSAGES, "So 4.", "One is 1. Two is 2.\nThree, four, 3."), Answer(OTHER, "", "No")]
     found = {name: rows[0] for name, rows in edit(answers, 0).items()}
     expected = {
         "first sentence left out": "Two is 2.\nThree, four, 3.",
