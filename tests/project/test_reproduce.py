@@ -18,6 +18,7 @@ import reproduce
 import rewards
 from benchmarks import scoring
 from experiments import tables
+from rlmt.run import RLArgs
 
 PAPER_TABLES = ("1", "2", "3", "4", "8", "9", "10")
 BLOCKS = reproduce.read_blocks()
@@ -155,7 +156,7 @@ def test_every_command_is_parsed_by_its_script_and_twins_differ_in_thinking_alon
     assert len(commands) > 250
     args_of_line = {line: parse_line(line, parse) for line in set(commands.values())}
     for args in args_of_line.values():
-        if hasattr(args, "rewards"):
+        if isinstance(args, RLArgs):
             assert rewards.read_parts(args.rewards, args.reward_args)
 
     parsed = {name: args_of_line[line] for name, line in commands.items()}
