@@ -70,7 +70,7 @@ from benchmarks.judge import check_answered
 from benchmarks.scoring import for_summary, index_row
 from benchmarks.tested_model import Answer, TestedModel, answer_shows_response, split_answer
 from rlver import prompts, sentient, simulated_user
-from utils import fail, wants_vllm
+from utils import ASK_THINKING, fail, wants_vllm
 
 # lines of runs.csv: metric, and the key of its interval
 METRICS = {"mean_emotion": "interval", "success": "", "failure": "", "mean_turns": "", "format_ok": ""}
@@ -267,7 +267,7 @@ def fingerprint(setting: dict, simulator: Who, profiles: list[dict], omit: tuple
         setting | {"seed": 0},
         simulator.name,
         prompts.SYSTEM,
-        prompts.ASK_THINKING,
+        ASK_THINKING,
         prompts.PLANNER,
         prompts.SPEAKER,
         list(prompts.RULES.values()),
@@ -311,7 +311,7 @@ def main(args: Args) -> None:
     for suffix, (flag, who) in simulators.items():
         store = run.folder / f"simulator{suffix}.jsonl"
         user = users[suffix] = simulated_user.load_user(flag, who, store, args)
-        simulated_user.try_user(flag, user, request, len(profiles) * setting["turns"], args.overwrite)
+        simulated_user.try_user(flag, user, request, len(profiles) * setting["turns"])
     judge.try_first(run.folder, [judge.strategy_request(dialogue)])
     if args.dry_run:
         return

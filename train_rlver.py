@@ -391,7 +391,7 @@ def main(args: Args) -> None:
         dialogue = simulated_user.start_with_answer(users[0], setting)
         request = simulated_user.planner_request(dialogue, setting)
         n_replies = args.steps * args.prompts_per_step * args.group_size * args.turns
-        simulated_user.try_user("--simulator", simulator, request, n_replies, args.overwrite)
+        simulated_user.try_user("--simulator", simulator, request, n_replies)
     if args.dry_run:
         return
     run.start()

@@ -109,6 +109,13 @@ THINK_FORMATS = {
 # all tags: texts to train on are checked for them, and they are never stripped as control tokens
 TAGS = tuple(sorted({tag for think_format in THINK_FORMATS.values() for tag in think_format.tags}))
 
+# a system message for dialogues, by their language, that asks for the format `think`
+ASK_THINKING = {
+    "zh": "每次先在 <think> 和 </think> 之间想清楚对方的感受和需要，再写要说的话。对方看不到思考。",
+    "en": "Each time, first think between <think> and </think> about what the other person feels and needs, then write what "
+    "you say. They do not see the thinking.",
+}
+
 
 class ThinkParts(NamedTuple):
     thinking: str

@@ -12,13 +12,13 @@ from benchmarks.judge import check_answered
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log, write_jsonl
-from rlmt.endpoint import Endpoint, has_no_reply
-from rlmt.foreign import FOREIGN_STYLES, split_foreign, style_of
+from rlmt.endpoint import Endpoint, has_no_reply, is_cut_off
+from rlmt.foreign import FOREIGN_STYLES, split_foreign, style_in, style_of
 from rlmt.saved import generate
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.scorers import Who, connect
-from rlver.prompts import ASK_THINKING
-from utils import THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
+from benchmarks.shared import judged_part
+from utils import ASK_THINKING, THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
 
 # text, whether it ended before the token limit, its number of tokens; or why an endpoint gives none
 Answer = tuple[str, bool, int] | str
@@ -41,6 +41,32 @@ def answer_shows_response(text: str, format_name: str) -> bool:
     if format_name in FOREIGN_STYLES:
         return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
     return shows_response(text, format_name)
+
+
+def check_no_thinking(text: str, what: str) -> None:
+    """Exits with 2 if a text that would be judged as it is shows thinking; `what` says which text it is."""
+    style = style_in(text)
+    if style:
+        fail(
+            f"{what} shows thinking, which would be judged; pass --think-format {style} or one of ours, or plain if "
+            "the whole text is meant"
+        )
+
+
+def leave_out_thinking(rows: list[dict], source: str, format_name: str) -> None:
+    """Leaves only the responses in stored answers, which are without a `thinking` of their own.
+
+    Exits with 2 if one shows thinking and the format is `auto`.
+    """
+    for line, row in enumerate(rows, 1):
+        for name in ("response", "completion", "output_2"):
+            text = row.get(name)
+            if "thinking" in row or not isinstance(text, str):
+                continue
+            if format_name == "auto":
+                check_no_thinking(text, f"{source}:{line}: {name}")
+            else:
+                row[name] = judged_part(split_answer(text, format_name)._asdict())
 
 
 def read_template_args(pairs: tuple[str, ...]) -> dict:
@@ -184,15 +210,7 @@ class TestedModel:
         """
         if self.given_format != "auto" or self.think_format != "plain":
             return
-        for name, style in FOREIGN_STYLES.items():
-            mark = re.search(style.opens_answer, text)
-            if mark:
-                fail(
-                    f"an answer of {self.name} contains {mark[0]}, but nothing says that this model "
-                    "thinks, so its thinking "
-                    f"would be judged; pass --think-format {name} or one of ours, or plain if the whole "
-                    "text is meant"
-                )
+        check_no_thinking(text, f"an answer of {self.name}")
 
     # --- how it is sampled
 
@@ -390,7 +408,7 @@ class TestedModel:
         check_answered(errors, f"--model {self.name}", self.args.max_invalid)
         answers = []
         for reply in replies:
-            finished = reply.choice.get("finish_reason") != "length"
+            finished = not is_cut_off(reply.choice)
             answers.append(reply.error or (reply.text, finished, reply.usage[1]))
         return answers
 

@@ -2,7 +2,7 @@
 
     judge = Endpoint("gpt-4o-2024-05-13", run / "judge.jsonl", budget=20, price=(5, 15))
     print(judge.estimate(requests))
-    try_endpoint(judge, requests[0], "--judge")  # before anything else is paid for
+    try_endpoint(judge, requests[0], "--judge", parse)  # before anything else is paid for
     replies = judge.ask(requests, parse)
 
 A request is the body of a `chat/completions` call without `model`: messages, max_tokens, temperature ...
@@ -12,8 +12,9 @@ An answer's key is the hash of model, request and attempt, so the same command r
 Ctrl-C or kill, also if the model has another URL by then, and another `parse` needs no new call. Equal requests
 are asked once and share the reply. To sample several replies, vary the requests' `seed`.
 
-After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again;
-none of these is read as an empty answer, and an empty one is none (`is_answer`). If all tries of a request
+After an HTTP error, a lost connection, a time-out or a body without a completion the request is sent again,
+not before the time that a Retry-After names. None of these is read as an empty answer. A completion without a
+text is asked for once more; a request that gets a second one is refused for good. If all tries of a request
 fail while nothing else is answered and others wait, or if no request gets an answer at all, the run ends with
 one line and exit code 2; otherwise the one request has an error. A wrong key, an unknown model or a spent
 budget ends the run at once. Calls under way then finish and are stored.
@@ -28,9 +29,10 @@ import json
 import os
 import random
 import re
+import socket
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,11 +42,12 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from rlmt.data import FINISHED
 from utils import fail
 
 OPENAI_URL = "https://api.openai.com/v1"
-MAX_WAIT = 60  # seconds between two tries
+MAX_WAIT = 60  # seconds between two tries, unless the server names a time
+LONGEST_BAN = 3600  # seconds that a Retry-After is waited for, at most
+PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # so a dead connection ends after 2 minutes
 CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
 # tokens per second; a call waits for a reply that comes as slowly, or for its turn at a busy server
 SLOWEST = 5
@@ -55,7 +58,7 @@ ROUNDING = 1e-9  # US dollars that sums of prices may be wrong by
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
-EARLY_LINES = defaultdict(bytes)  # what `try_endpoint` adds to stores whose folder does not exist yet
+CHECKS = Counter()  # US dollars that `try_endpoint` has paid in this process, by the store that lacks its reply
 OTHER_NAMES = set()  # (base URL, name in its replies) of which a warning has been printed
 
 
@@ -86,18 +89,38 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
     return (tokens[0] * price[0] + tokens[1] * price[1]) / 1e6
 
 
-def is_answer(body: Any) -> bool:
-    """Tells whether the body of a reply with HTTP 200 holds a completion.
-
-    It has text, or the limit of its tokens or a content filter cut it off, perhaps before its first word. Text
-    in `reasoning_content` alone is none, nor are parts of a text, nor what ended as "error" or "abort".
-    """
+def completion_in(body: Any) -> dict | None:
+    """Returns the choice in the body of a reply with HTTP 200; None if it has none, if its text is no text but
+    parts of one, or if it ended by an error."""
     with suppress(LookupError, TypeError, AttributeError):
         choice = body["choices"][0]
-        has_text = text_of(choice).strip() != ""
-        finish = choice.get("finish_reason")
-        return finish in ("length", "content_filter") or has_text and finish in (None, *FINISHED)
-    return False
+        if isinstance(text_of(choice), str) and not re.search("error|abort|cancel", reason_of(choice)):
+            return choice
+    return None
+
+
+def is_answer(body: Any) -> bool:
+    """Returns whether the body of a reply with HTTP 200 holds an answer.
+
+    That is a completion with a text, or one that the limit of its tokens or a filter cut off, perhaps before
+    its first word. Text in `reasoning_content` is not an answer.
+    """
+    choice = completion_in(body)
+    return choice is not None and (text_of(choice).strip() != "" or is_cut_off(choice) or is_filtered(choice))
+
+
+def reason_of(choice: dict) -> str:
+    """Returns why a completion ended, in lower case; servers have different words for it."""
+    return str(choice.get("finish_reason")).lower()
+
+
+def is_cut_off(choice: dict) -> bool:
+    """Returns whether the limit of its tokens ended a completion: length, max_tokens, MAX_TOKENS ..."""
+    return re.search("length|max|limit", reason_of(choice)) is not None
+
+
+def is_filtered(choice: dict) -> bool:
+    return "filter" in reason_of(choice)
 
 
 def text_of(choice: dict) -> str:
@@ -132,9 +155,8 @@ class Endpoint:
 
     Reports may read `cost` in US dollars and `calls`.
 
-    A call starts only if its worst case fits the budget: as many tokens as `token_limits` says, or more in
-    proportion once a reply has used more. Replies cost what their usage says, broken-off ones their worst
-    case, HTTP errors and calls that never connected nothing.
+    A call starts only if its worst case fits the budget: as many tokens as `token_limits` says. Replies cost
+    what their usage says, broken-off ones their worst case, HTTP errors and calls that never connected nothing.
     """
 
     model: str
@@ -147,17 +169,18 @@ class Endpoint:
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `key_for`
     omit: tuple[str, ...] = ()  # parameters that are not sent, as this server refuses them
+    fresh: bool = False  # whether --overwrite is about to delete the store, so that a check does not look at it
     backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
     def __post_init__(self):
         self.store = Path(self.store)
         self.base_url = resolve_url(self.base_url)
-        self.cost = 0.0
+        self.cost = CHECKS[self.store]
         self.reserved = 0.0  # dollars; the worst case of the calls under way
         self.calls = 0
         self.bodies = {}  # answers by key, as the store has them
+        self.empty = Counter()  # completions without a text, by key
         self.end = 0  # bytes of the store that have been read
-        self.scale = 1.0  # highest ratio of used tokens to `token_limits`
         if not re.fullmatch(r"https?://[^@?]+", self.base_url):
             fail(
                 "the base URL: write http:// or https:// and a host, without a user, password or key, as it is "
@@ -201,7 +224,7 @@ class Endpoint:
     def ask(
         self,
         requests: list[dict],
-        parse: Callable[[str], Any] | list[Callable[[str], Any]] = str,
+        parse: Callable | list[Callable] = str,
         parse_retries: int = 3,
         name: str = "judge",
     ) -> list[Reply]:
@@ -209,12 +232,13 @@ class Endpoint:
 
         `parse(text)`, one for all or one for each request, raises ValueError for a text it cannot read; the
         request is then asked again, up to `parse_retries` times, with another seed and at REPEAT_TEMPERATURE
-        at least. So it is if a content filter or the limit of its tokens cut the reply off. Without `parse`
-        the first reply counts, as that of a tested model does, and may be cut off. A request without a
-        readable reply has the value None and an `error`. `name` is shown in the progress bar and in messages.
+        at least. So it is if a content filter or the limit of its tokens cut the reply off. Of a request for
+        log-probabilities `parse` gets the whole choice, cut off or not. Without `parse` the first reply
+        counts, as that of a tested model does, and may be cut off. A request without a readable reply has the
+        value None and an `error`. `name` is shown in the progress bar and in messages.
         """
 
-        async def answer(request: dict, parse: Callable[[str], Any]) -> Reply:
+        async def answer(request: dict, parse: Callable) -> Reply:
             """Calls until a reply is readable, too many are not, or none comes."""
             async with slots:
                 self.waiting -= 1
@@ -226,7 +250,7 @@ class Endpoint:
                     if error:
                         reply = Reply(None, "", error, (0, 0), {})
                         break
-                    reply = self._read(self.bodies[key], parse)
+                    reply = self._read(request, self.bodies[key], parse)
                     if not reply.error or parse is str:
                         break
             bar.update()
@@ -257,20 +281,20 @@ class Endpoint:
         replies = dict(zip(unique, answers))
         return [replies[self._key(request)] for request in requests]
 
-    def _read(self, body: dict, parse: Callable[[str], Any]) -> Reply:
+    def _read(self, request: dict, body: dict, parse: Callable) -> Reply:
         """Makes a reply of an answer."""
         choice = body["choices"][0]
         text = text_of(choice)
-        finish = choice.get("finish_reason")
+        has_logprobs = "logprobs" in request
         value = None
         error = ""
-        if finish == "content_filter":
+        if is_filtered(choice):
             error = f"filtered: {json.dumps(choice)}"
-        elif finish == "length" and parse is not str:
+        elif is_cut_off(choice) and parse is not str and not has_logprobs:
             error = "unreadable: the limit of its tokens cut the reply off"
         else:
             try:
-                value = parse(text)
+                value = parse(choice if has_logprobs else text)
             except (ValueError, RecursionError) as e:  # the second: JSON of a thousand brackets
                 error = f"unreadable: {e}"
         return Reply(value, text, self._in_one_line(error), read_usage(body), choice)
@@ -292,7 +316,11 @@ class Endpoint:
         for name in self.omit:
             body.pop(name, None)
         n_answered = len(self.bodies)
+        key = self._key(request, attempt)
         for repeat in range(self.retries + 1):
+            if self.empty[key] > 1:
+                return "refused: two replies without a text"
+            told_to_wait = 0.0
             worst = self._worst_cost(request)
             while self.reserved > ROUNDING and not self._fits(worst) and not self.stop_reason:
                 await asyncio.sleep(0.1)  # the calls under way will hardly cost their worst
@@ -318,6 +346,7 @@ class Endpoint:
                     error += "; --omit NAME, or --model-omit NAME of a tested model, leaves a refused parameter out"
                 if e.status_code < 500 and e.status_code not in (408, 409, 429):
                     return error  # a repeat would not help
+                told_to_wait = self.client._parse_retry_after_header(e.response.headers) or 0.0
             except (TimeoutError, APIConnectionError) as e:
                 cause = e.__cause__  # of the transport, which wraps that of aiohttp; a timeout may have none
                 if not isinstance(getattr(cause, "__cause__", None), ClientConnectorError):
@@ -326,7 +355,8 @@ class Endpoint:
             finally:
                 self.reserved -= worst
             if repeat < self.retries:
-                await asyncio.sleep(JITTER.uniform(0, min(self.backoff * 2**repeat, MAX_WAIT)))
+                wait = JITTER.uniform(0, min(self.backoff * 2**repeat, MAX_WAIT))
+                await asyncio.sleep(wait + min(max(0.0, told_to_wait), LONGEST_BAN))
         error = f"{NO_REPLY} in {self.retries + 1} calls; the last: {error}"
         if self.waiting and len(self.bodies) == n_answered:  # others would fare no better
             self.stop_reason = f"{self.base_url}: {error}"
@@ -336,7 +366,7 @@ class Endpoint:
         return not self.budget or self.cost + self.reserved + worst <= self.budget
 
     def _worst_cost(self, request: dict) -> float:
-        return self.scale * dollars(token_limits(request), self.price)
+        return dollars(token_limits(request), self.price)
 
     def _key(self, request: dict, attempt: int = 0) -> str:
         """Returns the hash under which the store has the reply to an attempt at a request."""
@@ -346,7 +376,6 @@ class Endpoint:
     def _read_store(self) -> None:
         """Reads what is new in the store, and cuts off a last line that a kill has torn."""
         with open(self.store, "a+b") as file:
-            file.write(EARLY_LINES.pop(self.store, b""))
             file.seek(self.end)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -355,10 +384,10 @@ class Endpoint:
                 self.end += len(line)
                 row = json.loads(line)
                 self.cost += row["cost"]
-                for used, limit in zip(row["usage"], token_limits(row["request"])):  # in, out
-                    self.scale = max(self.scale, used / limit)
                 if is_answer(row["reply"]):
                     self.bodies[row["key"]] = row["reply"]
+                elif completion_in(row["reply"]):
+                    self.empty[row["key"]] += 1
 
     def _save(self, request: dict, attempt: int, content: str) -> bool:
         """Appends the body of a reply with HTTP 200 to the store; tells whether it is an answer."""
@@ -394,7 +423,8 @@ class Endpoint:
 
 def open_client(base_url: str, key: str):
     """Returns a client of openai that sends one try per call, to this server alone, with its key or none."""
-    from openai import AsyncOpenAI, DefaultAioHttpClient  # slow to import, and most runs ask nobody
+    from aiohttp import ClientSession, TCPConnector  # slow to import, and most runs ask nobody
+    from openai import AsyncOpenAI, DefaultAioHttpClient
 
     async def set_headers(request) -> None:
         # OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and their like are for another server
@@ -408,34 +438,46 @@ def open_client(base_url: str, key: str):
         follow_redirects=False,  # key and prompts are for this server alone
         event_hooks={"request": [set_headers]},
     )
+    transport = http_client._transport
+    transport.client = lambda: ClientSession(
+        connector=TCPConnector(
+            limit=transport.limits.max_connections, ssl=transport.ssl_context, socket_factory=probed_socket
+        )
+    )
     # openai wants a key, and does not send this one
     return AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, http_client=http_client)
 
 
-def try_endpoint(endpoint: Endpoint, request: dict, flag: str, fresh: bool = False) -> None:
-    """Asks the first request that the run will ask; exits with code 2, naming `flag`, if no answer comes.
+def probed_socket(address: tuple) -> socket.socket:
+    """Makes a socket for an address of aiohttp, (family, type, protocol, ...), whose peer is probed while it is
+    silent."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name in PROBES.keys() & vars(socket).keys():  # macOS has not all of them
+        made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), PROBES[name])
+    return made
 
-    So a wrong key, model or URL, or a parameter that the server refuses, ends a run before its folder is made
-    and before anything is generated. The reply is kept in the store; if the run has no folder yet, once it
-    has one.
 
-    Args:
-        fresh: the store is not looked at, as --overwrite is about to delete it.
+def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> None:
+    """Asks the first request that the run will ask, and reads the reply as the run will; exits with code 2, naming
+    `flag`, if no answer comes or if it cannot be read.
+
+    So a wrong key, model or URL, a parameter that the server refuses, or a judge that writes something else
+    ends a run before its folder is made and before anything is generated. The reply is kept only if the run
+    has a store already; its cost always counts.
     """
     with tempfile.TemporaryDirectory() as folder:
         store = endpoint.store
-        if fresh or not store.exists():
+        if endpoint.fresh or not store.exists():
             store = Path(folder, "check.jsonl")
         client = replace(endpoint, store=store, retries=CHECK_RETRIES)
-        parse = str  # of one token alone, whose log-probabilities are read
-        if "logprobs" not in request:
-            parse = str.strip  # a reply that its limit cut off is an error
-        [reply] = client.ask([request], parse, parse_retries=0, name=f"{flag} {endpoint.model}")
-        endpoint.calls += client.calls
-        if reply.error:
-            fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")
-        if store != endpoint.store:
-            EARLY_LINES[endpoint.store] += store.read_bytes()
+        [reply] = client.ask([request], parse, name=f"{flag} {endpoint.model}")
+    endpoint.calls += client.calls
+    if reply.error:
+        fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")
+    if store != endpoint.store:
+        CHECKS[endpoint.store] += client.cost
+        endpoint.cost += client.cost
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
 
 
@@ -446,8 +488,8 @@ def key_for(url: str, key_env: tuple[str, ...] = ()) -> str:
     """Returns the API key that belongs to the server of `url`; "" if there is none."""
     variables = {}
     for word in key_env:
-        place, _, variable = word.rpartition("=")
-        variables[place.lower()] = variable
+        host, _, variable = word.rpartition("=")
+        variables[host.lower()] = variable
     server = urlsplit(url.lower())
     own = ""
     for known_url in (OPENAI_URL, resolve_url("")):

@@ -9,6 +9,20 @@ from dataclasses import dataclass
 
 from utils import THINK_FORMATS, ThinkParts, join_thinking
 
+# What marks thinking in any style that we know: <think>, [THINK], <seed:think>, <thought>, ◁think▷, <|START_THINKING|>,
+# <|channel|>analysis, and analysis...assistantfinal where a server has dropped gpt-oss's tokens.
+_WORD = r"[\w:.-]{0,30}(?:think|thought|reasoning|scratchpad)[\w:.-]{0,30}"
+CLOSES_THINKING = (
+    rf"(?i:(?:[<◁]|&lt;)[|｜]?/ *{_WORD}[|｜]?(?:[>▷]|&gt;)|<[|｜]end_{_WORD}[|｜]>)|\[/THINK(?:ING)?\]"
+)
+# a tag opens thinking at the start of a line or sentence, as prose may name it; a token does so anywhere
+_TAG = rf"(?:[<◁]|&lt;) *{_WORD} *(?:[>▷]|&gt;)"
+_TOKEN = rf"<[|｜](?!end_|/){_WORD}[|｜]>|<\|?channel\|?>|<unused94>"
+_BARE = r"\A\s*(?:assistant)?(?:analysis|commentary)(?=[A-Z])"
+OPENS_THINKING = re.compile(
+    rf"(?:^|[.!?:…]\s)[ \t]*(?:(?i:{_TAG})|\[THINK(?:ING)?\])|(?i:{_TOKEN})|{_BARE}", re.MULTILINE
+)
+
 
 @dataclass(frozen=True)
 class ForeignStyle:
@@ -31,26 +45,26 @@ class ForeignStyle:
 
 
 FOREIGN_STYLES = {
-    # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer
+    # Qwen3, DeepSeek-R1 and most others: <think> thinking </think> answer; any tag that says so
     "tags": ForeignStyle(
         opens_thinking="<think>",
-        opens_answer="</think>",
-        markup="</?think>",
+        opens_answer=CLOSES_THINKING,
+        markup=rf"{CLOSES_THINKING}|(?i:{_TAG}|<[|｜]{_WORD}[|｜]>)|\[THINK(?:ING)?\]",
         closes_thinking="\n</think>\n\n",
     ),
     # gpt-oss:
     # <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
-        opens_answer=r"<\|channel\|>final.*?<\|message\|>",
-        markup=r"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*",
+        opens_answer=r"<\|channel\|>final.*?<\|message\|>|assistantfinal",
+        markup=rf"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*|{_BARE}",
         closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
     ),
     # Gemma 4: <|channel>thought thinking <channel|> answer
     "gemma": ForeignStyle(
         opens_thinking="<|channel>thought",
-        opens_answer=r"<channel\|>",
+        opens_answer=r"<channel\|>|<unused95>",
         markup=r"<\|channel>thought|<channel\|>",
         closes_thinking="<channel|>",
     ),
@@ -69,11 +83,23 @@ def style_of(name: str) -> ForeignStyle | None:
     return ForeignStyle(tags[0], opens_answer=re.escape(tags[1]), markup="", closes_thinking=closes)
 
 
+def style_in(text: str) -> str:
+    """Returns the style in which a text shows thinking, a key of FOREIGN_STYLES; "" if it shows none."""
+    for name, style in FOREIGN_STYLES.items():
+        if re.search(style.opens_answer, text):
+            return name
+    if not OPENS_THINKING.search(text):
+        return ""
+    begins = [name for name, style in FOREIGN_STYLES.items() if text.lstrip().startswith(style.opens_thinking)]
+    return [*begins, "tags"][0]
+
+
 def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our
     formats.
 
-    Thinking that a line opens and nothing closes has no response. The status is never `no_open` or `nested`.
+    Thinking that is opened, in whatever style, and not closed in this one has no response. The status is never
+    `no_open` or `nested`.
     """
     thinking = ""
     response = text  # if it answered without thinking
@@ -81,7 +107,7 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     if answers:
         thinking = text[: answers[-1].start()]
         response = text[answers[-1].end() :]
-    never_closed = re.search(rf"^\s*{re.escape(style.opens_thinking)}", response, re.MULTILINE)
+    never_closed = OPENS_THINKING.search(response)
     if never_closed:
         thinking += response
         response = ""

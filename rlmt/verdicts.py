@@ -1,29 +1,28 @@
 """Reads what a judge or a model has decided: the one JSON object of a verdict, the last boxed answer."""
 
-import contextlib
 import json
 import re
 
 from rlmt import lm_eval_tasks
-from rlmt.foreign import FOREIGN_STYLES, split_foreign
+from rlmt.foreign import FOREIGN_STYLES, OPENS_THINKING
 
 # --- 1. verdicts
+
+CODE_BLOCK = re.compile(r"\A\s*```\w*\n(.*)```\s*\Z", re.DOTALL)
 
 
 def verdict_of(text: str) -> str:
     """Returns what a judge says after its thinking, in whatever style it thinks: the only text that holds its
     verdict.
 
-    Raises ValueError if a line opens thinking that is not closed: what is there then is a draft.
+    Raises ValueError if thinking is opened and not closed: what is there then is a draft.
     """
-    with contextlib.suppress(ValueError):
-        if isinstance(json.loads(text), dict):  # nothing else is there, and a tag in it is quoted
-            return text
+    if object_in(text) is not None:  # nothing else is there, and a tag in it is quoted
+        return text
     for style in FOREIGN_STYLES.values():
-        parts = split_foreign(text, style, finished=True)
-        if parts.status == "no_close":
-            raise ValueError("the judge's thinking is not closed")
-        text = parts.response
+        text = re.split(style.opens_answer, text)[-1].strip().removesuffix(style.closes_answer)
+    if OPENS_THINKING.search(text):
+        raise ValueError("the judge's thinking is not closed, or of an unknown style")
     return text
 
 
@@ -35,20 +34,26 @@ def refuse_repeats(items: list[tuple]) -> dict:
     return found
 
 
+def object_in(text: str) -> dict | None:
+    """Returns the JSON object that a text is, perhaps as a code block; None if it is anything else."""
+    try:
+        found = json.loads(CODE_BLOCK.sub(r"\1", text), object_pairs_hook=refuse_repeats, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, dict):
+        return found
+    return None
+
+
 def read_object(text: str) -> dict:
-    """Returns the JSON object in a reply, perhaps among prose; raises ValueError unless it is one."""
-    from_first_to_last_brace = text[text.find("{") : text.rfind("}") + 1]
-    for candidate in (text, from_first_to_last_brace):
-        try:
-            found = json.loads(candidate, object_pairs_hook=refuse_repeats, strict=False)
-        except json.JSONDecodeError:
-            continue
-        except RecursionError:
-            break
-        if isinstance(found, dict):
-            return found
-        break
-    raise ValueError("no JSON object, or more than one")
+    """Returns the JSON object that a reply is, apart from thinking before it.
+
+    Raises ValueError if the reply has anything else: an object among prose may be one that the judge quotes.
+    """
+    found = object_in(verdict_of(text))
+    if found is None:
+        raise ValueError("the reply is not one JSON object and nothing else")
+    return found
 
 
 # --- 2. boxed answers

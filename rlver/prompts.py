@@ -12,12 +12,6 @@ SYSTEM = {
     "but do not say, and answer so that they feel understood.",
 }
 
-ASK_THINKING = {
-    "zh": "每次先在 <think> 和 </think> 之间想清楚对方的感受和需要，再写要说的话。对方看不到思考。",
-    "en": "Each time, first think between <think> and </think> about what the other person feels and needs, then write what "
-    "you say. They do not see the thinking.",
-}
-
 # how a transcript in a prompt names the two sides
 NAMES = {"zh": {"user": "倾诉者", "assistant": "聊天对象"}, "en": {"user": "Person", "assistant": "Partner"}}
 

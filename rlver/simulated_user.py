@@ -32,8 +32,8 @@ from rlmt.data import check_ids, read_rows
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
 from rlmt.scorers import Who, connect, load_function
 from rlmt.verdicts import verdict_of
-from rlver.prompts import ASK_THINKING, NAMES, PLANNER, RULES, SPEAKER, SYSTEM
-from utils import fail, shows_response, split_thinking
+from rlver.prompts import NAMES, PLANNER, RULES, SPEAKER, SYSTEM
+from utils import ASK_THINKING, fail, shows_response, split_thinking
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -307,7 +307,7 @@ def transcript(dialogue: dict, turns: list[dict]) -> str:
 
 
 def make_request(templates: dict[str, str], n_rule: int, dialogue: dict, setting: dict, **fields) -> dict:
-    """Fills a prompt with the profile, the rule at place `n_rule` and `fields`; returns the body of an
+    """Fills a prompt with the profile, the rule `n_rule` (from 0) and `fields`; returns the body of an
     endpoint's request."""
     lang = language_of(dialogue)
     profile = dialogue["profile"]
@@ -360,11 +360,11 @@ def load_user(flag: str, who: Who, store: Path, args, n_shares: int = 1) -> User
         return load_function(who.name)
     if who.kind != "endpoint":
         fail(f"{flag} {who.name!r}: name a model at {flag}-url, or file.py:function")
-    return connect(who, store, args, n_shares, concurrency=args.concurrency)
+    return connect(who, store, args, n_shares, concurrency=args.concurrency, fresh=args.overwrite)
 
 
-def try_user(flag: str, user: User, request: dict, n_replies: int, overwrite: bool) -> None:
-    """Prints what an endpoint will be asked at most, and asks it first; exits with 2 if no reply comes.
+def try_user(flag: str, user: User, request: dict, n_replies: int) -> None:
+    """Prints what an endpoint will be asked at most, and asks it first; exits with 2 if no plan comes.
 
     The calls are those of a run in which every reply can be read.
 
@@ -372,7 +372,6 @@ def try_user(flag: str, user: User, request: dict, n_replies: int, overwrite: bo
         flag: the one that names the user.
         request: the planner's, about the dialogue of `start_with_answer`.
         n_replies: that the tested model may give in all dialogues; each is answered by two calls.
-        overwrite: whether the store is about to be deleted.
     """
     if not isinstance(user, Endpoint):
         return
@@ -380,7 +379,7 @@ def try_user(flag: str, user: User, request: dict, n_replies: int, overwrite: bo
     n_tokens = n_calls * request["max_tokens"]
     cost = dollars((0, n_tokens), user.price)
     print(f"{flag}: at most {n_calls} calls, which write at most {n_tokens} tokens, ${cost:.2f}")
-    try_endpoint(user, request, flag, overwrite)
+    try_endpoint(user, request, flag, read_plan)
 
 
 def ask_endpoint(dialogues: list[dict], setting: dict, user: Endpoint) -> None:
