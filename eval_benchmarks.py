@@ -50,9 +50,9 @@ import functools
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
@@ -68,7 +68,7 @@ from benchmarks.judge_template import describe_wording, fill_messages, read_temp
 from benchmarks.reward_model import Proxy, best_answers
 from benchmarks.scoring import for_summary, index_row, match_rows, row_key, withhold
 from benchmarks.table import BENCHMARKS, Benchmark
-from benchmarks.tested_model import TestedModel
+from benchmarks.tested_model import TestedModel, leave_out_thinking
 from rlmt import sandbox
 from utils import fail, or_fail
 
@@ -108,31 +108,39 @@ class Args(JudgeFlags, AnswerFlags):
 class BenchmarkJudge(Judge):
     """The judge of a benchmark, with the rules of --protocol; its flags are those of this script."""
 
+    def __init__(self, args: Args):
+        super().__init__(args, args.dtype)
+        self.family = BENCHMARKS[args.name].judge
+        """The module of the benchmark; None if it has no judge."""
+        self.protocol = args.protocol
+        self.data = Path(args.data)
+        self.template = args.template
+
     @property
-    def family(self) -> ModuleType | None:
-        """Returns the module of the benchmark; None if it has no judge."""
-        return BENCHMARKS[self.args.name].judge
+    def parse(self) -> Callable:
+        """Returns the reader of the judge's replies; the paper's code takes what marks there are."""
+        if self.protocol == "paper":
+            return self.family.parse_reply
+        return functools.partial(self.family.parse_reply, data=self.data)
 
     def template_for(self, task: dict) -> str:
         """Returns the judge's instructions for a task; exits with 2 if those of --template cannot be filled
         in."""
-        args = self.args
-        if not args.template:
-            return self.family.judge_template(task, args.protocol)
-        path = Path(args.template)
+        if not self.template:
+            return self.family.judge_template(task, self.protocol)
+        path = Path(self.template)
         if path.is_dir():  # a file for each category of arenahard2
             path = path / f"{task.get('category')}.txt"
-        placeholders = self.family.PLACEHOLDERS[args.protocol]
-        return read_template(str(path), placeholders, f" with --protocol {args.protocol}")
+        placeholders = self.family.PLACEHOLDERS[self.protocol]
+        return read_template(str(path), placeholders, f" with --protocol {self.protocol}")
 
     def requests_about(self, task: dict, answer: str) -> dict[str, dict]:
         """Returns the requests about one answer, by the field of the scored row that takes the reply."""
-        args = self.args
         template = self.template_for(task)
-        options = dict(self.family.JUDGE_OPTIONS[args.protocol])
-        if args.judge_max_tokens and "logprobs" not in options:
-            options["max_tokens"] = args.judge_max_tokens
-        shown = self.family.judge_fields(task, answer, Path(args.data), args.protocol)
+        options = dict(self.family.JUDGE_OPTIONS[self.protocol])
+        if self.max_tokens and "logprobs" not in options:
+            options["max_tokens"] = self.max_tokens
+        shown = self.family.judge_fields(task, answer, self.data, self.protocol)
         requests = {}
         for name, fields in shown.items():
             requests[name] = {"messages": fill_messages(template, fields)} | options
@@ -154,10 +162,7 @@ class BenchmarkJudge(Judge):
         for row, by_field in zip(answers, requests):
             if row["response"] is not None:
                 flat_requests += by_field.values()
-        parse = self.family.parse_reply
-        if self.args.protocol == "official":  # the paper's code takes what marks there are
-            parse = functools.partial(parse, data=Path(self.args.data))
-        replies = iter(self.ask(flat_requests, parse, run, RETRIES[self.args.protocol]))
+        replies = iter(self.ask(flat_requests, self.parse, run, RETRIES[self.protocol]))
 
         rows = []
         for row, by_field in zip(answers, requests):
@@ -165,7 +170,7 @@ class BenchmarkJudge(Judge):
             if row["response"] is not None:
                 replies_by_field = {field: next(replies) for field in by_field}
             answer = row["response"] or ""
-            fields = self.family.judged_fields(row["task"], answer, replies_by_field, self.args.protocol)
+            fields = self.family.judged_fields(row["task"], answer, replies_by_field, self.protocol)
             for reply in replies_by_field.values():
                 if reply.error:
                     fields["judge_error"] = reply.error
@@ -185,9 +190,9 @@ class Evaluation:
     def __init__(self, args: Args):
         self.args = args
         self.benchmark = BENCHMARKS[args.name]
-        self.judge = BenchmarkJudge(args, args.dtype)
-        self.model = TestedModel(args)
-        self.proxy = Proxy(self.model)
+        self.judge = BenchmarkJudge(args)
+        self.model = TestedModel(args, args.max_thinking_tokens)
+        self.proxy = Proxy(args, self.model)
 
     @property
     def scores_best(self) -> bool:
@@ -369,8 +374,9 @@ def print_invalid(numbers: dict) -> None:
 def score_stored(evaluation: Evaluation) -> None:
     """Scores the stored rows of --from, and writes the numbers to --out."""
     args = evaluation.args
-    shared.check_stored(args, "name", "data", "from_", "unsafe_code")
+    shared.check_stored(args, "name", "data", "from_", "unsafe_code", "think_format")
     rows = read_rows(args.from_, make_ids=False)
+    leave_out_thinking(rows, args.from_, args.think_format)
     numbers = evaluation.benchmark.score(rows, Path(args.data), args.from_)
     evaluation.withhold_metrics(numbers)
     result = {"benchmark": args.name, "from": args.from_, "data": args.data, **numbers}
@@ -395,7 +401,8 @@ def main(args: Args) -> None:
     tasks = evaluation.tasks
     print(f"{len(tasks)} tasks x {args.samples} answers; judge: {args.judge or 'none'}")
     run = Run(args, f"eval_{args.name}", args.model)
-    evaluation.judge.check_start(run.folder, tasks, evaluation.judge.requests_if_all_answer)
+    if evaluation.judge.family:
+        evaluation.judge.check_start(run.folder, tasks, args.max_tokens, not args.generate_only)
     if args.dry_run:
         return
     run.start(has_steps=False)

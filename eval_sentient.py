@@ -58,7 +58,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
-from rlmt.data import read_log, read_rows, write_jsonl
+from rlmt.data import read_log, write_jsonl
 from rlmt.endpoint import has_no_reply
 from rlmt.run import Run, digests_of, parse_args
 from rlmt.sampler import Sampling, text_of
@@ -135,12 +135,12 @@ def rescore(args: Args) -> None:
         fail("--from-dialogues needs --out OUT.json")
     shared.check_stored(args, "from_dialogues", *(field.name for field in fields(JudgeFlags)))
     judge = sentient.DialogueJudge(args)
-    dialogues = read_rows(args.from_dialogues, "emo_point", "history")
+    dialogues = sentient.read_dialogues(args.from_dialogues)
     scores = for_summary(sentient.score(dialogues, args.seed, args.max_invalid))
     scores["from"] = args.from_dialogues
     out = Path(args.out)
     if args.dry_run:
-        judge.try_first(out.parent, [judge.strategy_request(dialogues[0])])
+        judge.try_first(out.parent, [judge.strategy_request(dialogues[0])], sentient.read_strategies)
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     scores |= judge.judge(dialogues, out.parent, f"_{out.stem}")
@@ -160,12 +160,15 @@ class Partner(TestedModel):
         Exits with 2 if --model cannot generate.
         """
         super().__init__(args)
+        self.temperature = args.temperature
         self.check()
         if not self.is_chat:
             trained_as = read_trained_as(self.name)
             args.keep_thinking |= trained_as.get("keep_thinking", False)
             args.ask_thinking |= trained_as.get("ask_thinking", False)
             print(f"{self.name}: keep_thinking {args.keep_thinking}, ask_thinking {args.ask_thinking}")
+        self.ask_thinking = args.ask_thinking
+        self.keep_thinking = args.keep_thinking
         self.batch_size = 0
         """Dialogues that transformers samples together; 0: all of them."""
         if not args.model_url and not wants_vllm(args.rollout):
@@ -179,22 +182,21 @@ class Partner(TestedModel):
         if self.is_chat:
             yield
             return
-        args = self.args
-        sampling = Sampling(args.temperature, args.max_tokens, args.top_p, self.stop)
+        sampling = Sampling(self.temperature, self.max_tokens, self.top_p, self.stop)
         context = context_length(load_config(self.name))
-        self.max_prompt_tokens = context - args.max_tokens
-        options = self.sampler_options(run)
-        with saved_sampler(self.name, self.tokenizer, sampling, context, **options) as self.sampler:
+        self.max_prompt_tokens = context - self.max_tokens
+        log = run / "vllm.log"
+        with saved_sampler(self.name, self.tokenizer, sampling, context, log=log, **self.of_sampler) as self.sampler:
             yield
 
     def messages(self, dialogue: dict) -> list[dict]:
         """Returns what the model reads of a dialogue."""
-        return simulated_user.chat_messages(dialogue, self.args.ask_thinking, self.args.keep_thinking)
+        return simulated_user.chat_messages(dialogue, self.ask_thinking, self.keep_thinking)
 
     def continue_all(self, conversations: list[list[dict]], seeds: list[int]) -> list[Answer]:
         """Returns the model's reply to each conversation."""
         if self.is_chat:
-            return self.ask(conversations, seeds, self.args.temperature, self.run)
+            return self.ask(conversations, seeds, self.temperature, self.run)
         prompt_ids = [encode_prompt(self.tokenizer, messages) for messages in conversations]
         fitting = [i for i, ids in enumerate(prompt_ids) if len(ids) <= self.max_prompt_tokens]
         answers: list[Answer] = ["no room for a reply in the model's context"] * len(prompt_ids)
@@ -209,7 +211,7 @@ class Partner(TestedModel):
         seeds = []
         for number, dialogue in dialogues.items():
             turn = simulated_user.count_replies(dialogue)
-            seeds.append((self.args.seed * 1_000_003 + number) * 1009 + turn)
+            seeds.append((self.seed * 1_000_003 + number) * 1009 + turn)
         answers = self.continue_all(list(map(self.messages, dialogues.values())), seeds)
         for dialogue, answer in zip(dialogues.values(), answers, strict=True):
             if isinstance(answer, str):
@@ -312,7 +314,7 @@ def main(args: Args) -> None:
         store = run.folder / f"simulator{suffix}.jsonl"
         user = users[suffix] = simulated_user.load_user(flag, who, store, args)
         simulated_user.try_user(flag, user, request, len(profiles) * setting["turns"])
-    judge.try_first(run.folder, [judge.strategy_request(dialogue)])
+    judge.try_first(run.folder, [judge.strategy_request(dialogue)], sentient.read_strategies)
     if args.dry_run:
         return
     run.start(has_steps=False)

@@ -68,7 +68,7 @@ from benchmarks import shared, wildbench
 from benchmarks.flags import AnswerFlags, JudgeFlags
 from benchmarks.judge_template import describe_wording
 from benchmarks.reward_model import Proxy
-from benchmarks.scoring import CUT_MARK, for_summary, index_row, mean, mean_interval, withhold
+from benchmarks.scoring import CUT_MARK, check_types, for_summary, index_row, mean, mean_interval, withhold
 from benchmarks.tested_model import TestedModel
 from benchmarks.wildbench import WildBenchJudge
 
@@ -159,9 +159,9 @@ class Evaluation:
     def __init__(self, args: Args):
         """Checks all of them; exits with 2 if one cannot be used."""
         self.args = args
-        self.judge = WildBenchJudge(args, args.dtype)
-        self.model = TestedModel(args)
-        self.proxy = Proxy(self.model)
+        self.judge = WildBenchJudge(args)
+        self.model = TestedModel(args, args.max_thinking_tokens)
+        self.proxy = Proxy(args, self.model)
         self.judge.check()
         self.model.check()
         references = ()
@@ -253,11 +253,13 @@ def score_stored(args: Args) -> None:
     if args.mode == "program" or not args.out:
         fail("--from-judgments needs --mode score or reward, and --out OUT.json")
     shared.check_stored(args, "from_judgments", "mode", "protocol", "seed")
-    fields = ["model_output"]
+    types = {"model_output": str}
     if args.mode == "reward":
-        fields = ["model_is", "output_len", "reference_len"]
-    verdicts = read_rows(args.from_judgments, "session_id", *fields)
-    for verdict in verdicts:
+        types = {"model_is": str, "output_len": int, "reference_len": int, "reference": str | None}
+    types |= {"session_id": str | int, "primary_tag": str | None, "secondary_tags": list | None}
+    verdicts = read_rows(args.from_judgments)
+    for line, verdict in enumerate(verdicts, 1):
+        check_types(verdict, f"{args.from_judgments}:{line}", **types)
         verdict["id"] = verdict["session_id"]
         if args.mode == "score":
             verdict["output_len"] = len(verdict["model_output"].strip())
@@ -285,7 +287,7 @@ def main(args: Args) -> None:
         how_judged = f"mean reward by {args.reward_model}"
     print(f"{len(evaluation.tasks)} tasks x temperatures {args.temperatures}; {how_judged}")
     run = Run(args, "eval", args.model)
-    judge.check_start(run.folder, evaluation.tasks, judge.requests_if_all_answer)
+    judge.check_start(run.folder, evaluation.tasks, args.max_tokens, not args.generate_only)
     if args.dry_run:
         return
     run.start(has_steps=False)

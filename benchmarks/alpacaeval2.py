@@ -15,6 +15,7 @@ from scipy.special import expit
 from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
+    NUMBER,
     count_rows,
     get_field,
     hard_labels,
@@ -49,6 +50,7 @@ JUDGE_OPTIONS = {
     "paper": {"temperature": 0.0, "max_tokens": 128, "response_format": {"type": "json_object"}},
 }
 REFITS = 200  # of an interval
+LEAST_MASS = 0.5  # of the two labels; a judge that thinks first, or says something else, has less
 
 
 # --- 1. data
@@ -95,10 +97,17 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
     return {field: dict(zip(PLACEHOLDERS[protocol].needed, texts))}
 
 
-def parse_reply(text: str, data: Path | None = None) -> str:
+def parse_reply(reply: str | dict, data: Path | None = None) -> str | float:
+    """Reads a judge's reply: text by the protocol `paper`, a choice with log-probabilities by `official`."""
+    if isinstance(reply, dict):
+        return read_chance(reply)
+    return read_ranking(reply)
+
+
+def read_ranking(text: str) -> str:
     """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none.
 
-    As in the paper's code, a rank is whatever int() takes for 1. Unlike there, the JSON may stand in prose.
+    As in the paper's code, a rank is whatever int() takes for 1.
     """
     try:
         for entry in read_object(text)["output"]:
@@ -109,23 +118,20 @@ def parse_reply(text: str, data: Path | None = None) -> str:
     raise ValueError(f"no ranking of A and B in {text[:80]!r}")
 
 
-def token_preference(choice: dict, model_is: str) -> float | None:
-    """Returns the preference, 1 (baseline) to 2 (model), from a reply's log-probabilities of m (A) and M (B).
+def read_chance(choice: dict) -> float:
+    """Returns the share of m, that of answer A, of the chances of m and M as the first token.
 
-    None if the reply has neither.
+    Raises ValueError if the judge's reply has no log-probabilities, or gives the two less than LEAST_MASS.
     """
     try:
         top_tokens = choice["logprobs"]["content"][0]["top_logprobs"]
         chances = {top["token"]: math.exp(top["logprob"]) for top in top_tokens}
-    except (LookupError, TypeError, OverflowError):  # a reply without log-probabilities
-        return None
-    chance_a = chances.get("m", 0.0)
-    chance_b = chances.get("M", 0.0)
-    total = chance_a + chance_b
-    if not 0 < total < math.inf:
-        return None
-    chance_model = chance_a if model_is == "A" else chance_b
-    return 1 + chance_model / total
+    except (LookupError, TypeError, OverflowError) as error:
+        raise ValueError("no log-probabilities; --protocol paper needs none") from error
+    total = chances.get("m", 0.0) + chances.get("M", 0.0)
+    if not LEAST_MASS <= total < math.inf:
+        raise ValueError(f"m and M have a chance of {total:.2g} as the first token; --protocol paper lets a judge write")
+    return chances.get("m", 0.0) / total
 
 
 def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict:
@@ -133,7 +139,10 @@ def judged_fields(task: dict, answer: str, replies: dict, protocol: str) -> dict
     side = model_side(task["instruction"])
     if protocol == "paper":
         return {"output_2": answer, "judge_text": text_of_verdict(replies["judge_text"]), "model_is": side}
-    return {"output_2": answer, "preference": token_preference(replies["preference"].choice, side)}
+    chance = replies["preference"].value
+    if chance is not None:
+        chance = 1 + (chance if side == "A" else 1 - chance)
+    return {"output_2": answer, "preference": chance}
 
 
 # --- 3. win rates at equal length
@@ -202,8 +211,9 @@ def row_preference(row: dict, where: str) -> float:
     if get_field(row, where, "output_2") is None:
         raise ValueError("no output_2")
     if "judge_text" in row:
-        winner = parse_reply(get_field(row, where, "judge_text") or "")
-        return 1.0 + (winner == get_field(row, where, "model_is"))
+        if row.get("model_is") not in ("A", "B"):
+            fail(f"{where}: field model_is must be A or B, the answer that is the model's")
+        return 1.0 + (read_ranking(row["judge_text"] or "") == row["model_is"])
     preference = get_field(row, where, "preference")
     if preference == 0:  # the official tool's mark of a draw
         return 1.5
@@ -216,7 +226,8 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     """Returns win rates in percent by the official tool's rules and the paper's, and the counts."""
     tasks = load_tasks(data)
     gamed = load_gamed_baselines(data)
-    results = match_rows(rows, tasks, KEYS, source)
+    types = {"output_2": str | None, "judge_text": str | None, "preference": NUMBER | None}
+    results = match_rows(rows, tasks, KEYS, source, **types)
 
     delta_chars = []  # baseline minus model
     delta_words = []  # model minus baseline

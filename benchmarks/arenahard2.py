@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from rlmt.data import read_rows
+from rlmt.verdicts import verdict_of
 from utils import fail
 from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
@@ -139,9 +140,9 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 def parse_reply(text: str, data: Path | None = None) -> str:
     """Returns a label of VERDICTS: the text itself, else that in the last [[...]], else in the last [...].
 
-    Case does not matter. Raises ValueError if there is none.
+    Case does not matter, and thinking before it is left out. Raises ValueError if there is none.
     """
-    text = text.upper().strip()
+    text = verdict_of(text).upper().strip()
     if text in VERDICTS:
         return text
     found = re.findall(r"\[\[([AB<>=]+)\]\]", text) or re.findall(r"\[([AB<>=]+)\]", text)
@@ -273,8 +274,11 @@ def row_verdicts(row: dict, where: str) -> list[str | None]:
     """Returns the texts of a row's two verdicts; the official tool has them under `games`."""
     if "games" not in row:
         return [get_field(row, where, game) for game in GAMES]
-    texts = [(game or {}).get("score") for game in row["games"]]
-    return [*texts, None, None][:2]
+    games = [*row["games"], None, None][:2]
+    for game in games:
+        if game is not None and not (isinstance(game, dict) and isinstance(game.get("score"), str | None)):
+            fail(f"{where}: field games must be a list of objects with a text as their score")
+    return [(game or {}).get("score") for game in games]
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
@@ -284,13 +288,17 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     has the plain keys.
     """
     tasks = load_tasks(data)
-    results = match_rows(rows, tasks, KEYS, source)
+    types = dict.fromkeys(GAMES, str | None) | {"games": list | None, "model_metadata": dict | None}
+    results = match_rows(rows, tasks, KEYS, source, **types)
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         result["category"] = task["category"]
         result["style"] = None
         if row.get("model_metadata") and task["baseline"]:
-            result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
+            try:
+                result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
+            except (LookupError, TypeError, AttributeError):
+                fail(f"{source}:{result['line']}: field model_metadata needs token_len and counts of {', '.join(MARKDOWN)}")
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
                 result[game] = parse_reply(text or "")

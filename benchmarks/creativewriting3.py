@@ -5,8 +5,10 @@ code makes of it, 0 without any mark. The official tool asks again for answers u
 leaves them out; here they are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another
-name of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too. A reply without a mark
-of the last criterion, or of most, is not whole: it is invalid here, and counted as `n_incomplete`.
+name of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too, and so is
+`Meandering (lower is better): 18`, which is then not turned round. Here only the names of criteria are marks. A
+reply without a mark of the last criterion, of each of which less is better, or of most, is not whole: it is
+invalid, and counted as `n_incomplete`.
 """
 
 import re
@@ -24,6 +26,7 @@ from benchmarks.scoring import (
     mean_interval,
     task_means,
 )
+from rlmt.verdicts import verdict_of
 
 KEYS = ("id",)
 PROMPT = "{prompt}"
@@ -119,10 +122,11 @@ def without_markdown(text: str) -> str:
 def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
     """Returns a judge's marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
-    The last mark of a name counts. Drops marks above 20. Raises ValueError if no mark is left; with `data` also
-    if the last criterion, or more than half of them, has none.
+    The last mark of a name counts. Drops marks above 20, and thinking before the marks. With `data` only the
+    names of criteria count. Raises ValueError if no mark is left; with `data` also if the last criterion, one of
+    which less is better, or more than half of them, has none.
     """
-    text = without_markdown(text)
+    text = without_markdown(verdict_of(text))
     found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)
     found += re.findall(rf"(.*?):\s*\[{NUMBER}\]", text)
     marks = {name.strip(): float(mark) for name, mark in found if float(mark) <= HIGHEST_MARK}
@@ -130,10 +134,10 @@ def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
         raise ValueError(f"no `name: number` in {text[-80:]!r}")
     if data:
         # a judge may leave out a criterion that does not apply, as that of dialogue in a piece without any
-        criteria, _ = load_criteria(data)
-        n_marked = len(marks.keys() & set(criteria))
-        if criteria[-1] not in marks or n_marked < len(criteria) / 2:
-            raise ValueError(f"incomplete: marks of {n_marked} of {len(criteria)} criteria")
+        criteria, negative = load_criteria(data)
+        marks = {name: mark for name, mark in marks.items() if name in criteria}
+        if not marks.keys() >= {criteria[-1], *negative} or len(marks) < len(criteria) / 2:
+            raise ValueError(f"incomplete: marks of {len(marks)} of {len(criteria)} criteria")
     return marks
 
 
@@ -176,12 +180,11 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     iterations of a prompt are not independent.
     """
     _, negative = load_criteria(data)
-    for line, row in enumerate(rows, 1):
-        title = get_field(row, f"{source}:{line}", "title")
-        iteration = get_field(row, f"{source}:{line}", "iteration")
-        row["id"] = f"{title} ({iteration})"
+    for row in rows:
+        row["id"] = f"{row.get('title')} ({row.get('iteration')})"
     tasks = load_tasks(data)
-    results = match_rows(rows, tasks, KEYS, source)
+    types = {"title": str, "iteration": int, "judge_text": str | None}
+    results = match_rows(rows, tasks, KEYS, source, **types)
 
     values_of_iteration = defaultdict(list)
     scores = []
@@ -191,9 +194,9 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         text = get_field(row, f"{source}:{result['line']}", "judge_text") or ""
         paper_scores.append(0.0)
         try:
-            values = mark_values(parse_reply(text), negative)
-            paper_scores[-1] = 5 * mean(values)
+            paper_scores[-1] = 5 * mean(mark_values(parse_reply(text), negative))
             marks = parse_reply(text, data)
+            values = mark_values(marks, negative)
         except ValueError as error:
             result.setdefault("invalid", str(error))
             continue

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from rlmt.chat import load_tokenizer
 from rlmt.endpoint import TWO_LINES, Endpoint, Reply, has_no_reply, try_endpoint
 from rlmt.run import digests_of
 from rlmt.scorers import Who, connect, load_function, read_who
-from rlmt.verdicts import verdict_of
 from rlmt.vllm import serve
 from utils import fail
 
@@ -32,9 +30,25 @@ class Judge:
     """
 
     def __init__(self, args, dtype: str = "auto"):
-        self.args = args
+        self.name = args.judge
         self.who = read_who(args.judge, args.judge_url)
-        self.dtype = dtype
+        self.max_tokens = args.judge_max_tokens
+        self.max_invalid = args.max_invalid
+        self.seed = args.seed
+        self.omit = args.omit
+        self.of_server = {
+            "tensor_parallel": args.judge_tensor_parallel,
+            "data_parallel": args.data_parallel,
+            "dtype": dtype,
+        }
+        self.of_endpoint = {
+            "budget": args.budget,
+            "price": args.price,
+            "key_env": args.key_env,
+            "omit": args.omit,
+            "concurrency": args.concurrency,
+            "fresh": args.overwrite,
+        }
 
     # --- before anything is generated
 
@@ -47,12 +61,9 @@ class Judge:
         """Exits with 2 if the judge cannot be asked, as far as that can be told without asking it."""
         if self.who.kind == "folder":
             if not find_spec("vllm"):
-                fail(
-                    f"--judge {self.args.judge}: vLLM, which serves it, is not installed; `make setup` "
-                    "installs it"
-                )
+                fail(f"--judge {self.name}: vLLM, which serves it, is not installed; `make setup` installs it")
             if not load_tokenizer(self.who.name).chat_template:
-                fail(f"--judge {self.args.judge} has no chat template; name an instruct model")
+                fail(f"--judge {self.name} has no chat template; name an instruct model")
         elif self.who.kind == "endpoint":
             self.connect(Path())
         elif self.who.kind == "function":
@@ -63,23 +74,23 @@ class Judge:
         if not self.is_model:
             fail(f"{benchmark} needs --judge: a model's name, or local:FOLDER")
 
-    def check_start(
-        self, run: Path, tasks: list[dict], requests_if_all_answer: Callable[[list[dict], str], list[dict]]
-    ) -> None:
-        """Prints what judging costs at most, and asks the first request; exits with 2 if no reply comes.
+    def check_start(self, run: Path, tasks: list[dict], max_tokens: int, is_asked: bool) -> None:
+        """Prints what judging costs at most, and asks the first request; exits with 2 if no verdict comes.
+
+        For judges with `requests_if_all_answer` and `parse`.
 
         Args:
             run: the folder that will keep the replies.
-            requests_if_all_answer: returns all requests if every one of the tasks got this answer; none to a
-                program.
+            max_tokens: of an answer.
+            is_asked: whether this start asks the judge.
         """
         # a word has about a token, so none is longer; a benchmark cuts it as it cuts the answers
-        requests = requests_if_all_answer(tasks, "word " * self.args.max_tokens)
+        requests = self.requests_if_all_answer(tasks, "word " * max_tokens)
         if requests:
             how = "one temperature, each asked once, about --max-tokens words"
             self.print_estimate(run, requests, f"judge, estimated ({how})")
-        if not self.args.generate_only:
-            self.try_first(run, requests_if_all_answer(tasks[:1], TWO_LINES))
+        if is_asked:
+            self.try_first(run, self.requests_if_all_answer(tasks[:1], TWO_LINES), self.parse)
 
     def print_estimate(self, run: Path, requests: list[dict], name: str) -> None:
         """Prints under `name` the number of calls, and the estimated cost of those to which `run` has no
@@ -89,13 +100,13 @@ class Judge:
             estimate = self.connect(run).estimate(requests)
         print(f"{name}: {json.dumps(estimate)}")
 
-    def try_first(self, run: Path, requests: list[dict]) -> None:
-        """Asks a judge at an endpoint the first of its requests; exits with 2 if no reply comes.
+    def try_first(self, run: Path, requests: list[dict], parse: Callable) -> None:
+        """Asks a judge at an endpoint the first of its requests; exits with 2 if `parse` can read no reply.
 
-        `run`: the folder that will keep the reply; see `try_endpoint`.
+        `run`: the folder that will keep the replies; see `try_endpoint`.
         """
         if requests and self.who.kind == "endpoint":
-            try_endpoint(self.connect(run), requests[0], "--judge", self.args.overwrite)
+            try_endpoint(self.connect(run), requests[0], "--judge", parse)
 
     # --- what it is asked and replies
 
@@ -104,14 +115,14 @@ class Judge:
         return {
             "messages": messages,
             "temperature": 0.0,
-            "max_tokens": self.args.judge_max_tokens,
+            "max_tokens": self.max_tokens,
             "response_format": {"type": "json_object"},
         }
 
     def connect(self, run: Path) -> Endpoint:
         """Returns the client of a judge at an endpoint; exits with 2 if it cannot be asked, as without a
         key."""
-        return connect(self.who, run / "judge.jsonl", self.args, concurrency=self.args.concurrency)
+        return connect(self.who, run / "judge.jsonl", **self.of_endpoint)
 
     @contextmanager
     def open(self, run: Path) -> Iterator[Endpoint]:
@@ -119,56 +130,41 @@ class Judge:
         if self.who.kind == "endpoint":
             yield self.connect(run)
             return
-        server = serve(
-            self.who.name,
-            run / "vllm-judge.log",
-            tensor_parallel=self.args.judge_tensor_parallel,
-            data_parallel=self.args.data_parallel,
-            dtype=self.dtype,
-        )
-        with server as url:
+        with serve(self.who.name, run / "vllm-judge.log", **self.of_server) as url:
             served = Who("endpoint", self.who.name, url)
             yield connect(served, run / "judge.jsonl", concurrency=LOCAL_CALLS, timeout=LOCAL_TIMEOUT)
 
     def ask(
-        self,
-        requests: list[dict],
-        parse: Callable[[str], Any],
-        run: Path,
-        n_retries: int = RETRIES["official"],
+        self, requests: list[dict], parse: Callable, run: Path, n_retries: int = RETRIES["official"]
     ) -> list[Reply]:
         """Returns the replies of a model in the order of the requests; judge.jsonl keeps all of them raw.
 
-        `parse` raises ValueError for a reply that it cannot read; the request is then sent again, `n_retries`
-        times at most. Exits with 2 if too many requests got no reply, see `check_answered`.
+        `parse` raises ValueError for a reply that it cannot read, see `Endpoint.ask`; the request is then sent
+        again, `n_retries` times at most. Exits with 2 if too many requests got no reply, see `check_answered`.
         """
         if not requests:  # as where every comparison is decided without a judge
             return []
         if self.who.kind == "folder":
             # a seed for the same replies in every run; and no grammar of JSON, which would keep a judge from
             # thinking
-            requests = [request | {"seed": self.args.seed} for request in requests]
+            requests = [request | {"seed": self.seed} for request in requests]
             for request in requests:
                 request.pop("response_format", None)
-
-        def read(text: str) -> Any:
-            return parse(verdict_of(text))
-
-        if "logprobs" in requests[0]:  # one token, whose log-probabilities are read, is no text
-            read = str
+        if "logprobs" in requests[0]:
+            n_retries = 0  # it would get the same chances
         with self.open(run) as client:
             print(f"judge: {json.dumps(client.estimate(requests))}", flush=True)
-            replies = client.ask(requests, read, n_retries)
+            replies = client.ask(requests, parse, n_retries)
         errors = [reply.error for reply in replies]
-        check_answered(errors, f"--judge {self.args.judge}", self.args.max_invalid)
+        check_answered(errors, f"--judge {self.name}", self.max_invalid)
         return replies
 
 
 def text_of_verdict(reply: Reply) -> str:
-    """Returns what a judge wrote after its thinking; "" if its reply cannot be read."""
+    """Returns a judge's reply; "" if it cannot be read."""
     if reply.error:
         return ""
-    return verdict_of(reply.text)
+    return reply.text
 
 
 def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
@@ -185,9 +181,8 @@ def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
     unanswered = [error for error in errors if has_no_reply(error)]
     if len(unanswered) > max_invalid * len(errors):
         fail(
-            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks "
-            "again for these "
-            f"alone, and a larger --max-invalid takes them as invalid. The first: {unanswered[0]}"
+            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks only them "
+            f"again, and a larger --max-invalid takes them as invalid. The first: {unanswered[0]}"
         )
 
 

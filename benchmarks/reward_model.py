@@ -19,13 +19,14 @@ from utils import join_thinking, or_fail
 class Proxy:
     """The reward model of --reward-model, if there is one, which scores the answers of a tested model.
 
-    The flags of the tested model are AnswerFlags.
+    `args`: any AnswerFlags.
     """
 
-    def __init__(self, tested: TestedModel):
+    def __init__(self, args, tested: TestedModel):
         self.tested = tested
-        self.path = tested.args.reward_model
-        self.reward_on = tested.args.reward_on
+        self.path = args.reward_model
+        self.reward_on = args.reward_on
+        self.dtype = args.dtype
 
     @property
     def think_format(self) -> str:
@@ -47,7 +48,7 @@ class Proxy:
     def add_rewards(self, rows: list[dict]) -> None:
         """Adds the reward model's `reward` to the generation rows in good format."""
         good = [row for row in rows if row["status"] == "ok"]
-        model = RewardModel(self.path, self.reward_on, self.think_format, dtype=self.tested.args.dtype)
+        model = RewardModel(self.path, self.reward_on, self.think_format, dtype=self.dtype)
         rewards = model.score([row["messages"] for row in good], list(map(self._text_to_score, good)))
         for row, reward in zip(good, rewards):
             row["reward"] = reward

@@ -5,6 +5,7 @@ is what a row earned: `task` (the position of its task in the data, from 0), `ke
 first key, else that position), `line` (of the row's file), and the fields that the benchmark's check adds.
 """
 
+import fcntl
 import gzip
 import json
 import sys
@@ -12,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import UnionType
 
 import numpy as np
 import pandas as pd
@@ -19,6 +21,7 @@ import pandas as pd
 from rlmt.data import read_rows, read_source
 from utils import fail
 
+NUMBER = int | float  # of a row's field
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
@@ -100,17 +103,34 @@ def get_field(row: dict, where: str, *names: str):
     )
 
 
+def check_types(row: dict, where: str, **types: type | UnionType) -> None:
+    """Exits with 2 if a field of a row has another type. A missing field and a number that is none are None."""
+    for name, wanted in types.items():
+        value = row.get(name)
+        if value != value:
+            row[name] = value = None
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            fail(f"{where}: field {name} is {str(value)[:60]!r}; it must be {getattr(wanted, '__name__', wanted)}")
+
+
 def match_rows(
-    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, several_samples: bool = False
+    rows: list[dict],
+    tasks: list[dict],
+    keys: tuple[str, ...],
+    source: str,
+    several_samples: bool = False,
+    **types: type | UnionType,
 ) -> list[dict]:
     """Returns a result {task, key, line} for every row, found by all of its keys that some task has.
 
-    Exits with 2 if they fit no task or several, and for a second row of a task unless `several_samples`.
+    Exits with 2 if they fit no task or several, for a second row of a task unless `several_samples`, and for a
+    field that is not of its type.
     """
     positions = index_tasks(tasks, keys)
     results = []
     seen = set()
     for line, row in enumerate(rows, 1):
+        check_types(row, f"{source}:{line}", **types)
         given = [(key, str(row[key])) for key in keys if key in row]
         fitting = [set(positions[pair]) for pair in given if pair in positions]
         found = set.intersection(*fitting) if fitting else set()
@@ -161,7 +181,8 @@ def check_rows(
     A row without text is `invalid`; a row whose task does not count is `excluded`. A row's `reward` is kept.
     `apply` is map, or a pool's map.
     """
-    results = match_rows(rows, tasks, keys, source, several_samples)
+    types = {"response": str | None, "completion": str | None, "reward": NUMBER | None}
+    results = match_rows(rows, tasks, keys, source, several_samples, **types)
     answered = []
     texts = []
     for row, result in zip(rows, results):
@@ -362,7 +383,9 @@ def add_to_index(run: Path, rows: list[dict]) -> None:
     shared = {"run": run.name, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     lines = pd.DataFrame([shared | row for row in rows], columns=INDEX_COLUMNS)
     lines[["low", "high"]] = lines[["low", "high"]].where(lines["value"].notna(), axis=0)
-    lines.to_csv(path, mode="a", header=not path.exists(), index=False)
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # two evaluations may end at once, and one of them writes the header
+        lines.to_csv(file, header=file.seek(0, 2) == 0, index=False)
     print(lines.loc[:, "metric":"temperature"].to_string(index=False, na_rep="-", float_format="%.4g"))
 
     of_tasks = []

@@ -104,15 +104,39 @@ class TestedModel:
     A model that runs here gets token ids, and so does a folder that somebody's vLLM server at --model-url
     serves. A name at --model-url gets messages, and its tokenizer is not known here.
 
-    `args`: any ModelFlags with JudgeFlags.
+    Args:
+        args: any ModelFlags with JudgeFlags.
+        max_thinking_tokens: after which the thinking is closed; 0: no limit.
     """
 
     __test__ = False  # pytest would take it for a test
 
-    def __init__(self, args):
-        self.args = args
+    def __init__(self, args, max_thinking_tokens: int = 0):
         self.name = args.model
         self.is_chat = bool(args.model_url) and not Path(args.model).is_dir()
+        self.asked_format = args.think_format
+        self.chat_template = args.chat_template
+        self.template_args = read_template_args(args.chat_template_args)
+        self.top_p = args.top_p
+        self.max_tokens = args.max_tokens
+        self.max_thinking_tokens = max_thinking_tokens
+        self.seed = args.seed
+        self.max_invalid = args.max_invalid
+        self.url = args.model_url
+        self.of_endpoint = {
+            "concurrency": args.concurrency,
+            "key_env": args.key_env,
+            "omit": args.model_omit,
+        }
+        self.of_sampler = {  # for `saved_sampler`, of a model that gets token ids
+            "rollout": args.rollout,
+            "dtype": args.dtype,
+            "batch_size": args.batch_size,
+            "url": args.model_url,
+            "key_env": args.key_env,
+            "tensor_parallel": args.tensor_parallel,
+            "data_parallel": args.data_parallel,
+        }
 
     @functools.cached_property
     def given_format(self) -> str:
@@ -124,14 +148,13 @@ class TestedModel:
         stored = None
         if not self.is_chat:
             stored = read_trained_as(self.name).get("think_format")
-        if self.args.think_format == "auto":
+        if self.asked_format == "auto":
             return stored or "auto"
-        if stored not in (None, self.args.think_format):
+        if stored not in (None, self.asked_format):
             fail(
-                f"{self.name} was trained to the format {stored!r}, not {self.args.think_format!r}; leave "
-                "out --think-format"
+                f"{self.name} was trained to the format {stored!r}, not {self.asked_format!r}; leave out --think-format"
             )
-        return self.args.think_format
+        return self.asked_format
 
     @functools.cached_property
     def think_format(self) -> str:
@@ -153,8 +176,7 @@ class TestedModel:
         Prints how the model is prompted, and how its thinking is recognised.
         """
         tokenizer = load_tokenizer(self.name)
-        template_args = read_template_args(self.args.chat_template_args)
-        line = or_fail(use_as_shipped, tokenizer, self.given_format, self.args.chat_template, template_args)
+        line = or_fail(use_as_shipped, tokenizer, self.given_format, self.chat_template, self.template_args)
         # as train_rlver.py does
         tokenizer.asks_thinking = read_trained_as(self.name).get("ask_thinking", False)
         print(f"{self.name}: {line}", flush=True)
@@ -173,10 +195,9 @@ class TestedModel:
         """Exits with 2 if the model cannot generate: no key for its endpoint, no tokenizer, chat template or
         weights."""
         if self.is_chat:
-            if self.args.chat_template != "auto":
+            if self.chat_template != "auto":
                 fail(
-                    f"--chat-template {self.args.chat_template}: the server at --model-url applies its "
-                    "own; start it with "
+                    f"--chat-template {self.chat_template}: the server at --model-url applies its own; start it with "
                     f"`vllm serve {self.name} --chat-template FILE`, and leave the flag out here"
                 )
             self.connect(Path())
@@ -195,9 +216,9 @@ class TestedModel:
         prompts = [or_fail(encode, self.tokenizer, messages) for messages in conversations]
         longest = max(map(len, prompts))
         context = context_length(load_config(self.name))
-        if longest + self.args.max_tokens > context:
+        if longest + self.max_tokens > context:
             fail(
-                f"a prompt (tokens: {longest}) and --max-tokens {self.args.max_tokens} are more than the "
+                f"a prompt (tokens: {longest}) and --max-tokens {self.max_tokens} are more than the "
                 f"{context} tokens of {self.name}'s context; use less, or leave this prompt out"
             )
         return prompts
@@ -219,12 +240,13 @@ class TestedModel:
 
         Exits with 2 if it cannot be closed, or if --max-tokens leaves no room for an answer.
         """
-        if not self.args.max_thinking_tokens:
+        close_at = self.max_thinking_tokens
+        if not close_at:
             return None
-        limit = f"--max-thinking-tokens {self.args.max_thinking_tokens}"
+        limit = f"--max-thinking-tokens {close_at}"
         if self.is_chat:
             fail(
-                f"{limit}: {self.args.model_url} gets messages, which cannot close the thinking; --model "
+                f"{limit}: {self.url} gets messages, which cannot close the thinking; --model "
                 "takes a folder too"
             )
         style = style_of(self.think_format)
@@ -234,46 +256,26 @@ class TestedModel:
                 "--think-format"
             )
 
-        close_at = self.args.max_thinking_tokens
         opening = self.tokenizer.opening
         if not opening:  # the model writes the tag itself
             close_at += count_tokens(self.tokenizer, style.opens_thinking)
         closing = self.tokenizer(style.closes_thinking, add_special_tokens=False)["input_ids"]
-        if close_at + len(closing) >= self.args.max_tokens:
-            fail(f"{limit} leaves no tokens for an answer; --max-tokens {self.args.max_tokens} is for both")
+        if close_at + len(closing) >= self.max_tokens:
+            fail(f"{limit} leaves no tokens for an answer; --max-tokens {self.max_tokens} is for both")
         return ThinkingBudget(close_at, style.opens_thinking, style.opens_answer, closing, opening)
-
-    def sampler_options(self, run: Path) -> dict:
-        """Returns what `saved_sampler` is told about a model that gets token ids."""
-        return {
-            "log": run / "vllm.log",
-            "rollout": self.args.rollout,
-            "dtype": self.args.dtype,
-            "batch_size": self.args.batch_size,
-            "url": self.args.model_url,
-            "key_env": self.args.key_env,
-            "tensor_parallel": self.args.tensor_parallel,
-            "data_parallel": self.args.data_parallel,
-        }
 
     def connect(self, run: Path) -> Endpoint:
         """Returns the client of --model-url; exits with 2 if it cannot be asked, as without a key."""
-        return connect(
-            Who("endpoint", self.name, self.args.model_url),
-            run / "model.jsonl",
-            concurrency=self.args.concurrency,
-            key_env=self.args.key_env,
-            omit=self.args.model_omit,
-        )
+        return connect(Who("endpoint", self.name, self.url), run / "model.jsonl", **self.of_endpoint)
 
     def request_options(self, temperature: float) -> dict:
         """Returns the sampling parameters of a request to --model-url."""
-        options = {"temperature": temperature, "top_p": self.args.top_p, "max_tokens": self.args.max_tokens}
+        options = {"temperature": temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         if self.stop:
             options["stop"] = [self.stop]
             options["include_stop_str_in_output"] = True  # vLLM's; nobody else serves a Zero model
-        if self.args.chat_template_args:  # the key is vLLM's name for them
-            options["chat_template_kwargs"] = read_template_args(self.args.chat_template_args)
+        if self.template_args:  # the key is vLLM's name for them
+            options["chat_template_kwargs"] = self.template_args
         return options
 
     # --- what it answers
@@ -305,7 +307,7 @@ class TestedModel:
                     "anew"
                 )
         if self.is_chat:
-            seeds = [self.args.seed * 1_000_003 + index for index in range(len(tasks))]  # as generate
+            seeds = [self.seed * 1_000_003 + index for index in range(len(tasks))]  # as generate
             answers = self.ask([task["messages"] for task in tasks], seeds, temperature, run)
             completions = zip(tasks, answers, itertools.repeat(False))
         else:
@@ -313,7 +315,7 @@ class TestedModel:
         for task, answer, used_up in completions:
             if task["id"] not in rows:  # an endpoint's stored replies come again
                 row = self._row(task, answer, temperature)
-                if self.args.max_thinking_tokens:
+                if self.max_thinking_tokens:
                     row["budget_used_up"] = used_up
                 rows[task["id"]] = row
                 append_jsonl(path, [row])
@@ -372,13 +374,19 @@ class TestedModel:
         if len(done_indices) == len(tasks):
             return  # before the model is loaded
 
-        args = self.args
         prompts = self.encode_prompts([task["messages"] for task in tasks])
-        sampling = Sampling(temperature, args.max_tokens, args.top_p, self.stop, self.thinking_budget())
-        options = self.sampler_options(run)
-        for index, sample in generate(
-            self.name, prompts, self.tokenizer, sampling, args.seed, done_indices, **options
-        ):
+        sampling = Sampling(temperature, self.max_tokens, self.top_p, self.stop, self.thinking_budget())
+        samples = generate(
+            self.name,
+            prompts,
+            self.tokenizer,
+            sampling,
+            self.seed,
+            done_indices,
+            log=run / "vllm.log",
+            **self.of_sampler,
+        )
+        for index, sample in samples:
             answer = text_of(self.tokenizer, sample), sample.finished, len(sample.ids)
             yield tasks[index], answer, sample.budget_used_up
 
@@ -392,7 +400,7 @@ class TestedModel:
         """
         different = set(map(json.dumps, conversations))
         # equal requests would share one reply
-        sends_seeds = self.args.seed or len(different) < len(conversations)
+        sends_seeds = self.seed or len(different) < len(conversations)
         client = self.connect(run)
         options = self.request_options(temperature)
         requests = []
@@ -405,7 +413,7 @@ class TestedModel:
             self.check_plain(first_reply.text)  # before all are paid for
         replies = client.ask(requests, name="generate")
         errors = [reply.error for reply in replies]
-        check_answered(errors, f"--model {self.name}", self.args.max_invalid)
+        check_answered(errors, f"--model {self.name}", self.max_invalid)
         answers = []
         for reply in replies:
             finished = not is_cut_off(reply.choice)

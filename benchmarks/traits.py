@@ -236,20 +236,26 @@ def read_verdicts(text: str, n_traits: int) -> list[str]:
 class TraitJudge(Judge):
     """A judge that names traits, and compares plans by them; its flags are those above."""
 
+    def __init__(self, args: Args):
+        super().__init__(args)
+        self.templates = args.template
+        self.max_traits = args.max_traits
+        self.batch_pairs = args.batch_pairs
+
     def template(self, step: str) -> str:
         """Returns the words of a step (a key of TEMPLATES); exits with 2 if those of --template cannot be
         filled in."""
-        if self.args.template:
-            return read_template(f"{self.args.template}/{step}.txt", PLACEHOLDERS[step])
+        if self.templates:
+            return read_template(f"{self.templates}/{step}.txt", PLACEHOLDERS[step])
         return TEMPLATES[step]
 
     def request_of(self, step: str, **fields: str) -> dict:
-        fields["most"] = str(self.args.max_traits)
+        fields["most"] = str(self.max_traits)
         return self.request(fill_messages(self.template(step), fields))
 
     def extract_requests(self, pairs: list[dict]) -> list[dict]:
-        rng = random.Random(self.args.seed)
-        size = self.args.batch_pairs
+        rng = random.Random(self.seed)
+        size = self.batch_pairs
         requests = []
         for start in range(0, len(pairs), size):
             model_is = rng.choice((1, 2))
@@ -289,7 +295,7 @@ class TraitJudge(Judge):
 
     def extract(self, requests: list[dict], run: Path) -> list[dict]:
         """Asks for traits in batches, and for one list of all these."""
-        parse = partial(read_traits, most=self.args.max_traits)
+        parse = partial(read_traits, most=self.max_traits)
         replies = self.ask(requests, parse, run)
         trait_lists = [reply.value for reply in replies if reply.value]
         print(f"{len(trait_lists)} of {len(replies)} batches have traits", flush=True)
@@ -314,13 +320,13 @@ class TraitJudge(Judge):
         """Hashes what must be equal for two results to be comparable: judge, wording, traits, prompts,
         baseline."""
         contents = [
-            self.args.judge,
-            self.args.judge_max_tokens,
+            self.name,
+            self.max_tokens,
             self.template("compare"),
             traits,
             [(pair["messages"], pair["baseline"]) for pair in pairs],
-            digests_of_judge(self.args.judge),
-            *self.args.omit,
+            digests_of_judge(self.name),
+            *self.omit,
         ]
         return shared.short_hash(json.dumps(contents))
 
@@ -388,11 +394,13 @@ def main(args: Args) -> None:
     if args.traits:
         found = load_traits(args.traits)
         requests = []
+        parse = partial(read_verdicts, n_traits=len(found["traits"]))
     else:
         extracted = pairs[: args.extract_pairs]
         not_known_yet = {"name": "x" * 80, "description": "x" * 400}  # for the estimate
         found = {"traits": [not_known_yet] * args.max_traits, "prompts": [pair["id"] for pair in extracted]}
         requests = judge.extract_requests(extracted)
+        parse = partial(read_traits, most=args.max_traits)
     compared = [pair for pair in pairs if pair["id"] not in found["prompts"]][: args.compare_pairs or None]
     if not compared:
         fail(f"none of {len(pairs)} pairs is left to compare; use a smaller --extract-pairs, or more plans")
@@ -400,7 +408,7 @@ def main(args: Args) -> None:
     run = Run(args, "traits", str(Path(args.generations).parent))
     judge.print_estimate(run.folder, requests, "extract")  # and one call more, which merges
     judge.print_estimate(run.folder, comparing, "compare")
-    judge.try_first(run.folder, requests or comparing)
+    judge.try_first(run.folder, requests or comparing, parse)
     if args.dry_run:
         return
     run.start(has_steps=False)

@@ -9,7 +9,6 @@ import functools
 import json
 import math
 import random
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,17 +118,9 @@ VERDICT_KEYS = {"reward": "choice", "score": "score"}
 
 
 def read_verdict(text: str, mode: str) -> str:
-    """Returns the choice or mark in a judge's reply; raises ValueError unless there is exactly one."""
+    """Returns the choice or mark in a judge's reply; raises ValueError unless there is one."""
     key = VERDICT_KEYS[mode]
-    try:
-        value = str(read_object(text).get(key))
-    except ValueError as error:  # broken JSON: a value after the quoted key still counts if there is only one
-        is_whole = text.rstrip("`\n ").endswith("}")
-        values = set(re.findall(rf'"{key}"\s*:\s*"?([^",}}\s]+)"?', text))
-        if len(values) != 1 or not is_whole:
-            raise ValueError(f"{len(values)} values for {key!r}, or half of the JSON") from error
-        value = values.pop()
-
+    value = str(read_object(text).get(key)).strip()
     is_valid = value in CHOICES
     if mode == "score":
         is_valid = mark_value(value) is not None
@@ -346,20 +337,32 @@ class WildBenchJudge(Judge):
     Its flags are those of eval_wildbench.py.
     """
 
+    def __init__(self, args):
+        super().__init__(args, args.dtype)
+        self.mode = args.mode
+        self.protocol = args.protocol
+        self.references = args.references
+        self.orders = args.orders
+        self.template_path = args.template
+
+    @property
+    def parse(self) -> Callable[[str], str]:
+        """Returns the reader of the judge's replies."""
+        return functools.partial(read_verdict, mode=self.mode)
+
     @property
     def headline(self) -> str:
         """Returns the metric that is shown first."""
         if self.who.kind == "nobody":
             return "mean_reward"
-        return HEADLINES[self.args.mode]
+        return HEADLINES[self.mode]
 
     @property
     def template(self) -> str:
         """Returns the judge's instructions; exits with 2 if those of --template do not fit the mode."""
-        mode = self.args.mode
-        if not self.args.template:
-            return TEMPLATES[mode]
-        return read_template(self.args.template, PLACEHOLDERS[mode], f" with --mode {mode}")
+        if not self.template_path:
+            return TEMPLATES[self.mode]
+        return read_template(self.template_path, PLACEHOLDERS[self.mode], f" with --mode {self.mode}")
 
     def list_verdicts(self, tasks: list[dict], answers: list[str | None], orders: str = "") -> list[dict]:
         """Returns a row for each verdict that is needed, with what the judge will be `shown`, by placeholder.
@@ -370,8 +373,7 @@ class WildBenchJudge(Judge):
         Args:
             orders: in the place of --orders.
         """
-        args = self.args
-        rng = random.Random(args.seed)
+        rng = random.Random(self.seed)
         verdicts = []
         for task, answer in zip(tasks, answers, strict=True):
             common = {
@@ -384,19 +386,19 @@ class WildBenchJudge(Judge):
                 answer = ""
             else:
                 common["output_len"] = len(answer)
-            if args.mode == "score":
-                shown, skipped = judge_fields("score", args.protocol, task, model_output=answer)
+            if self.mode == "score":
+                shown, skipped = judge_fields("score", self.protocol, task, model_output=answer)
                 verdicts.append(common | {"score": None, "shown": shown, "skipped": skipped})
                 continue
-            for name in args.references:
+            for name in self.references:
                 reference = task["references"][name].strip()
                 sides = "AB"
-                if (orders or args.orders) == "random":
+                if (orders or self.orders) == "random":
                     sides = rng.choice("AB")
                 for side in sides:
                     first, second = (answer, reference) if side == "A" else (reference, answer)
                     shown, skipped = judge_fields(
-                        "reward", args.protocol, task, candidate_A=first, candidate_B=second
+                        "reward", self.protocol, task, candidate_A=first, candidate_B=second
                     )
                     pair = {
                         "reference": name,
@@ -414,7 +416,7 @@ class WildBenchJudge(Judge):
 
     def requests_if_all_answer(self, tasks: list[dict], answer: str, orders: str = "") -> list[dict]:
         """Returns all requests if every task got this answer; none to a program."""
-        if self.args.mode == "program":
+        if self.mode == "program":
             return []
         return self.requests_about(self.list_verdicts(tasks, [answer] * len(tasks), orders))
 
@@ -424,23 +426,20 @@ class WildBenchJudge(Judge):
         The judge is not asked where `invalid` says already that there is no answer, nor about a pair that the
         board skips.
         """
-        mode = self.args.mode
         to_ask = []
         for verdict in verdicts:
-            if "invalid" not in verdict and (mode == "score" or not verdict["skipped"]):
+            if "invalid" not in verdict and (self.mode == "score" or not verdict["skipped"]):
                 to_ask.append(verdict)
-        parse = functools.partial(read_verdict, mode=mode)
-        replies = self.ask(self.requests_about(to_ask), parse, run, RETRIES[self.args.protocol])
+        replies = self.ask(self.requests_about(to_ask), self.parse, run, RETRIES[self.protocol])
         for verdict, reply in zip(to_ask, replies, strict=True):
-            verdict |= {VERDICT_KEYS[mode]: reply.value, "invalid": reply.error}
+            verdict |= {VERDICT_KEYS[self.mode]: reply.value, "invalid": reply.error}
 
     def score(self, verdicts: list[dict]) -> dict:
         """Returns the numbers of verdicts; warns if many pairs were not judged, which pulls the score towards
         0."""
-        args = self.args
-        numbers = or_fail(score_verdicts, verdicts, args.mode, args.protocol, args.seed)
+        numbers = or_fail(score_verdicts, verdicts, self.mode, self.protocol, self.seed)
         n_skipped = numbers["n_skipped"]
-        if args.mode == "reward" and n_skipped > args.max_invalid * numbers["n"]:
+        if self.mode == "reward" and n_skipped > self.max_invalid * numbers["n"]:
             print(
                 f"WARNING: {n_skipped} of {numbers['n']} pairs were not judged, as an answer is empty or has over "
                 "1000 words; as on the board, each is worth 0, like a tie",
@@ -454,18 +453,17 @@ class WildBenchJudge(Judge):
 
         `proxy`: the reward model, which scores if nobody judges.
         """
-        args = self.args
-        judging = [args.mode, args.judge, [task["id"] for task in tasks]]
+        judging = [self.mode, self.name, [task["id"] for task in tasks]]
         # a name may stand for another program, or other weights, later
-        judging.append(digests_of_judge(args.judge))
+        judging.append(digests_of_judge(self.name))
         if self.who.kind == "nobody":
             judging.append(proxy.fingerprint())
-        if args.mode == "program":
+        if self.mode == "program":
             judging.append([[task["messages"], task.get("checklist")] for task in tasks])
         else:
-            judging += [args.protocol, *args.omit]
+            judging += [self.protocol, *self.omit]
             # all that a judge reads but the answer; in both orders, because the drawn ones follow from --seed
             judging.append(self.requests_if_all_answer(tasks, "", orders="both"))
-        if args.mode == "reward":
-            judging += [args.orders, args.references]
+        if self.mode == "reward":
+            judging += [self.orders, self.references]
         return short_hash(json.dumps(judging, sort_keys=True))

@@ -57,13 +57,13 @@ class Gold:
 
             ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)
             judge = self._connect(run)
-            judged.try_judge(judge, ask, {"messages": prompt["messages"]}, "--gold", self.args.overwrite)
+            judged.try_judge(judge, ask, {"messages": prompt["messages"]}, "--gold")
 
     def _connect(self, run: Path):
         """Returns the client of a judge; the processes share the budget."""
         n_processes = self.accelerator.num_processes
         store = run / f"gold-{self.accelerator.process_index}.jsonl"
-        return connect(self.who, store, self.args, n_processes)
+        return connect(self.who, store, self.args, n_processes, fresh=self.args.overwrite)
 
     def load(self, device: str, run: Path) -> None:
         """Loads the reward model, or connects with the judge."""
@@ -113,7 +113,7 @@ def measure_held_out(prompts: list[dict], sampler, scorer, policy, run: Path, st
     accelerator = scorer.accelerator
     n_own = math.ceil(len(prompts) / accelerator.num_processes)
     first = accelerator.process_index * n_own
-    own_prompts = [prompts[place % len(prompts)] for place in range(first, first + n_own)]
+    own_prompts = [prompts[index % len(prompts)] for index in range(first, first + n_own)]
 
     sampler.sync(policy.model)
     completions = sample_completions(own_prompts, sampler, scorer.args.think_format)

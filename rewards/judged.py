@@ -14,11 +14,12 @@ import json
 import re
 from collections.abc import Callable
 from string import Template
+from typing import NamedTuple
 
 from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
-from rlmt.endpoint import TWO_LINES, Endpoint, has_no_reply, try_endpoint
-from rlmt.verdicts import read_object, verdict_of
+from rlmt.endpoint import TWO_LINES, Endpoint, Reply, has_no_reply, try_endpoint
+from rlmt.verdicts import read_object
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
 
@@ -63,46 +64,40 @@ def _ask(
     """
     values = [None] * len(rows)
     asked = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if not row["response"].strip():
-            values[place] = 0.0
+            values[index] = 0.0
         elif not row.get("gets_floor"):
-            asked.append(place)
-    replies = judge.ask([requests[place] for place in asked], [parses[place] for place in asked])
-    for place, reply in zip(asked, replies, strict=True):
-        values[place] = reply.value
+            asked.append(index)
+    replies = judge.ask([requests[index] for index in asked], [parses[index] for index in asked])
+    for index, reply in zip(asked, replies, strict=True):
+        values[index] = reply.value
     return values
 
 
-class FirstRequest(Exception):
-    """In place of a judge: raises itself with the first request that it gets."""
+class Trial(NamedTuple):
+    """Stands for a judge in a reward: asks the first request only, and exits with 2 if its reply cannot be read."""
 
-    def ask(self, requests: list[dict], *_args, **_kwargs) -> None:
-        raise FirstRequest(requests[0])
+    judge: Endpoint
+    flag: str
+
+    def ask(self, requests: list[dict], parse: Callable | list[Callable], **_settings) -> list[Reply]:
+        if isinstance(parse, list):
+            [parse] = parse
+        return [try_endpoint(self.judge, requests[0], self.flag, parse)]
 
 
-def try_judge(judge: Endpoint, ask: Callable, prompt: dict, flag: str, fresh: bool = False) -> None:
-    """Asks the request of a judged reward about an answer of two lines; exits with 2 if no reply comes.
+def try_judge(judge: Endpoint, ask: Callable, prompt: dict, flag: str) -> None:
+    """Has a judged reward ask about an answer of two lines; exits with 2 if no verdict comes.
 
-    Args:
-        ask: takes rows and the judge, as `judge_mark` does.
-        fresh: see `try_endpoint`.
+    `ask` takes rows and the judge, as `judge_mark` does.
     """
     row = {**prompt, "text": TWO_LINES, "response": TWO_LINES, "thinking": "", "status": "ok"}
     row |= {"n_tokens": 16, "n_thinking_tokens": 0, "gets_floor": False}
-    try:
-        ask([row], FirstRequest())
-    except FirstRequest as found:
-        try_endpoint(judge, found.args[0], flag, fresh)
+    ask([row], Trial(judge, flag))
 
 
 # --- 2. what a judge says
-
-
-def read_json(text: str) -> dict:
-    """Reads the one JSON object in a reply, after the thinking of a model that thinks. ValueError without
-    one."""
-    return read_object(verdict_of(text))
 
 
 def read_choice(found: dict, key: str, options: tuple[str, ...]) -> str:
@@ -131,7 +126,7 @@ def judge_mark(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_
     """
 
     def read_share(text: str) -> float:
-        return read_mark(read_json(text)) / 10
+        return read_mark(read_object(text)) / 10
 
     requests = [request("mark", judge_max_tokens, row, "reference", "response") for row in rows]
     return _ask(judge, rows, requests, [read_share] * len(rows))
@@ -144,7 +139,7 @@ def factual(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOK
     """
 
     def read_verdict(text: str) -> float:
-        verdict = read_choice(read_json(text), "verdict", ("correct", "incorrect", "not_attempted"))
+        verdict = read_choice(read_object(text), "verdict", ("correct", "incorrect", "not_attempted"))
         return float(verdict == "correct")
 
     requests = [request("factual", judge_max_tokens, row, "reference", "response") for row in rows]
@@ -159,7 +154,7 @@ def rubric(rows: list[dict], judge: Endpoint, judge_max_tokens: int = REPLY_TOKE
     """
 
     def read_share(weights: list[float], text: str) -> float:
-        found = read_json(text)
+        found = read_object(text)
         numbers = [str(number) for number in range(1, len(weights) + 1)]
         met = [read_choice(found, number, ("yes", "no")) == "yes" for number in numbers]
         if str(len(weights) + 1) in found:
@@ -208,7 +203,7 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
     """
 
     def read_criteria(text: str) -> list[dict]:
-        items = read_json(text).get("criteria")
+        items = read_object(text).get("criteria")
         if not isinstance(items, list) or not 7 <= len(items) <= 20:
             raise ValueError("no list of 7 to 20 criteria")
         criteria = []

@@ -120,7 +120,7 @@ class Scorer:
 
                 prompt = next(filter(part.applies, prompts))
                 ask = functools.partial(self._call, part)
-                try_judge(self._judge(run), ask, prompt, "--judge", self.args.overwrite)
+                try_judge(self._judge(run), ask, prompt, "--judge")
         self.gold.try_judge(prompts[0], run, n_completions)
 
     def _check_part(self, part: Part, prompts: list[dict]) -> None:
@@ -143,7 +143,8 @@ class Scorer:
 
     def _judge(self, run: Path):
         """Returns the client of --judge."""
-        return connect(Who("endpoint", self.args.judge, self.args.judge_url), run / "judge.jsonl", self.args)
+        who = Who("endpoint", self.args.judge, self.args.judge_url)
+        return connect(who, run / "judge.jsonl", self.args, fresh=self.args.overwrite)
 
     def load_dense(self, policy: Learner, checkpoint: Path | None) -> dict[str, Learner]:
         """Loads dense rewards; returns what learns of them, by its name in a checkpoint."""

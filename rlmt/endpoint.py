@@ -458,7 +458,7 @@ def probed_socket(address: tuple) -> socket.socket:
     return made
 
 
-def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> None:
+def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> Reply:
     """Asks the first request that the run will ask, and reads the reply as the run will; exits with code 2, naming
     `flag`, if no answer comes or if it cannot be read.
 
@@ -479,6 +479,7 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable =
         CHECKS[endpoint.store] += client.cost
         endpoint.cost += client.cost
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
+    return reply
 
 
 # --- 3. whose key goes where

@@ -34,14 +34,33 @@ import pandas as pd
 
 from benchmarks.judge import Judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import mean, mean_interval, task_means, withhold
-from rlmt.data import write_jsonl
+from benchmarks.scoring import NUMBER, check_types, mean, mean_interval, task_means, withhold
+from rlmt.data import read_rows, write_jsonl
 from rlmt.scorers import load_function
 from rlmt.verdicts import read_object
 from rlver import simulated_user
 from utils import fail
 
 # --- 1. stored dialogues
+
+
+def read_dialogues(path: str) -> list[dict]:
+    """Reads stored dialogues, jsonl or jsonl.gz; exits with 2 at one that cannot be scored."""
+    dialogues = read_rows(path)
+    for line, dialogue in enumerate(dialogues, 1):
+        where = f"{path}:{line}"
+        check_types(dialogue, where, id=str | int, emo_point=NUMBER, history=list, ended=str | None)
+        for number, turn in enumerate(dialogue["history"], 1):
+            turn_at = f"{where}: turn {number}"
+            if not isinstance(turn, dict):
+                fail(f"{turn_at} must be an object, not {str(turn)[:60]!r}")
+            types = {"role": str, "content": str}
+            if turn.get("role") == "user":
+                types["emotion-point"] = NUMBER
+            check_types(turn, turn_at, **types)
+        if not emotions_of(dialogue):
+            fail(f"{where}: field history has no turn of the user")
+    return dialogues
 
 
 def emotions_of(dialogue: dict) -> list[float]:
@@ -306,6 +325,7 @@ class DialogueJudge(Judge):
         be filled in."""
         super().__init__(args, args.dtype)
         self.check()
+        self.wording = describe_wording(args.template)
         self.capability_prompt = CAPABILITY_PROMPT
         if args.template:
             self.capability_prompt = read_template(args.template, PLACEHOLDERS)
@@ -324,20 +344,20 @@ class DialogueJudge(Judge):
         judged<suffix>.jsonl in the folder `run` gets what the judge said of each dialogue. Each score counts
         its failures as n_invalid; it has no numbers if these are more than --max-invalid.
         """
-        if not self.args.judge:
+        if not self.name:
             return {}
         judged = [dialogue for dialogue in dialogues if simulated_user.final_emotion(dialogue) is not None]
         rows = pd.DataFrame({"id": [dialogue["id"] for dialogue in judged]})
-        scores = {"judge": self.args.judge}
+        scores = {"judge": self.name}
         is_function = self.who.kind == "function"
         if is_function:
-            codes = list(map(load_function(self.args.judge), judged))
+            codes = list(map(load_function(self.name), judged))
         else:
             replies = self.ask(list(map(self.strategy_request, judged)), read_strategies, run)
             codes = [reply.value for reply in replies]
-        for place, dialogue in enumerate(judged):
-            if codes[place] is not None and len(codes[place]) != simulated_user.count_replies(dialogue):
-                codes[place] = None
+        for index, dialogue in enumerate(judged):
+            if codes[index] is not None and len(codes[index]) != simulated_user.count_replies(dialogue):
+                codes[index] = None
         rows["strategies"] = codes
         scores["strategies"] = self.if_reliable(codes, score_strategies, judged, codes)
 
@@ -345,8 +365,8 @@ class DialogueJudge(Judge):
             replies = self.ask(list(map(self.capability_request, judged)), read_marks, run)
             marks = [reply.value for reply in replies]
             rows["capabilities"] = marks
-            scores["wording"] = describe_wording(self.args.template)
-            scores["capabilities"] = self.if_reliable(marks, score_capabilities, marks, self.args.seed)
+            scores["wording"] = self.wording
+            scores["capabilities"] = self.if_reliable(marks, score_capabilities, marks, self.seed)
 
         write_jsonl(run / f"judged{suffix}.jsonl", rows.to_dict("records"))
         return scores
@@ -355,6 +375,6 @@ class DialogueJudge(Judge):
         """Returns n and n_invalid, the number of judgements that are None; and what `score` returns of its
         inputs, unless n_invalid is more than --max-invalid."""
         counts = {"n": len(judgements), "n_invalid": judgements.count(None)}
-        if counts["n_invalid"] <= self.args.max_invalid * counts["n"]:
+        if counts["n_invalid"] <= self.max_invalid * counts["n"]:
             counts |= score(*inputs)
         return counts
