@@ -6,9 +6,9 @@ leaves them out; here they are judged.
 
 Marks are read as in the official tool, after bold marks and bullets are removed, which would make another
 name of `**Meandering**`. Any `name: number` is a mark there, one of the analysis too, and so is
-`Meandering (lower is better): 18`, which is then not turned round. Here only the names of criteria are marks. A
-reply without a mark of the last criterion, of each of which less is better, or of most, is not whole: it is
-invalid, and counted as `n_incomplete`.
+`Meandering (lower is better): 18`, which is then not turned round. Here only the names of criteria are marks,
+which changes two of 192 published items. A reply without a mark of the last criterion, of most, or of most of
+those in which less is better, is not whole: it is invalid, and counted as `n_incomplete`.
 """
 
 import re
@@ -123,8 +123,8 @@ def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
     """Returns a judge's marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
     The last mark of a name counts. Drops marks above 20, and thinking before the marks. With `data` only the
-    names of criteria count. Raises ValueError if no mark is left; with `data` also if the last criterion, one of
-    which less is better, or more than half of them, has none.
+    names of criteria count. Raises ValueError if no mark is left; with `data` also if the last criterion, or more
+    than half of them or of the negative ones, has none.
     """
     text = without_markdown(verdict_of(text))
     found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)
@@ -136,7 +136,8 @@ def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
         # a judge may leave out a criterion that does not apply, as that of dialogue in a piece without any
         criteria, negative = load_criteria(data)
         marks = {name: mark for name, mark in marks.items() if name in criteria}
-        if not marks.keys() >= {criteria[-1], *negative} or len(marks) < len(criteria) / 2:
+        n_negative = len(marks.keys() & set(negative))
+        if criteria[-1] not in marks or len(marks) < len(criteria) / 2 or n_negative < len(negative) / 2:
             raise ValueError(f"incomplete: marks of {len(marks)} of {len(criteria)} criteria")
     return marks
 

@@ -77,7 +77,7 @@ def shown_format(template: str) -> str:
         if known.instruction and asks_for_format:  # a Zero model
             return name
     for name, style in FOREIGN_STYLES.items():
-        if style.opens_thinking in template or re.search(style.opens_answer, template):
+        if style.opens_thinking in template or style.closes_thinking.strip() in template:
             return name
     return "plain"
 

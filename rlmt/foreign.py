@@ -13,7 +13,7 @@ from utils import THINK_FORMATS, ThinkParts, join_thinking
 # <|channel|>analysis, and analysis...assistantfinal where a server has dropped gpt-oss's tokens.
 _WORD = r"[\w:.-]{0,30}(?:think|thought|reasoning|scratchpad)[\w:.-]{0,30}"
 CLOSES_THINKING = (
-    rf"(?i:(?:[<◁]|&lt;)[|｜]?/ *{_WORD}[|｜]?(?:[>▷]|&gt;)|<[|｜]end_{_WORD}[|｜]>)|\[/THINK(?:ING)?\]"
+    rf"(?:(?i:(?:[<◁]|&lt;)[|｜]?/ *{_WORD}[|｜]?(?:[>▷]|&gt;)|<[|｜]end_{_WORD}[|｜]>)|\[/THINK(?:ING)?\])"
 )
 # a tag opens thinking at the start of a line or sentence, as prose may name it; a token does so anywhere
 _TAG = rf"(?:[<◁]|&lt;) *{_WORD} *(?:[>▷]|&gt;)"
@@ -56,7 +56,7 @@ FOREIGN_STYLES = {
     # <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
-        opens_answer=r"<\|channel\|>final.*?<\|message\|>|assistantfinal",
+        opens_answer=r"(?:<\|channel\|>final.*?<\|message\|>|assistantfinal)",
         markup=rf"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*|{_BARE}",
         closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
@@ -64,7 +64,7 @@ FOREIGN_STYLES = {
     # Gemma 4: <|channel>thought thinking <channel|> answer
     "gemma": ForeignStyle(
         opens_thinking="<|channel>thought",
-        opens_answer=r"<channel\|>|<unused95>",
+        opens_answer=r"(?:<channel\|>|<unused95>)",
         markup=r"<\|channel>thought|<channel\|>",
         closes_thinking="<channel|>",
     ),

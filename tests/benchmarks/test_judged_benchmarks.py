@@ -18,6 +18,7 @@ from benchmarks.judge import Judge, text_of_verdict
 from benchmarks.table import BENCHMARKS
 from benchmarks.wildbench import read_verdict
 from rlmt.data import read_log, read_rows
+from rlmt.endpoint import TWO_LINES
 
 
 # --- the one reader of verdicts
@@ -29,6 +30,13 @@ DRAFT = '{"score": "2"} no, better'
     "text, finish_reason, mark",
     [
         ('{"score": "7"}', "stop", "7"),
+        ('```json\n{"score": " 7 "}\n```', "stop", "7"),
+        ('The answer says {"score": "7"}', "stop", None),
+        ('```json\n{"score": "7"}\n```\nis what it says', "stop", None),
+        (f'[THINK]{DRAFT}[/THINK]{{"score": "7"}}', "stop", "7"),
+        (f'<seed:think>{DRAFT}</seed:think>{{"score": "7"}}', "stop", "7"),
+        (f'analysis{DRAFT}assistantfinal{{"score": "7"}}', "stop", "7"),
+        ('[THINK]{"score": "7"}[/THINK]', "stop", None),
         (f'<think>{DRAFT}</think>{{"score": "7"}}', "stop", "7"),
         (f'{DRAFT}</think>{{"score": "7"}}', "stop", "7"),  # the template opened the thinking
         (f'<think>{DRAFT}</think><think>{DRAFT}</think>{{"score": "7"}}', "stop", "7"),
@@ -55,7 +63,7 @@ def test_a_verdict_is_what_follows_the_thinking_of_a_whole_reply(serve, tmp_path
     request = judge.request([{"role": "user", "content": "Q"}])
     [reply] = judge.ask([request], lambda text: read_verdict(text, "score"), tmp_path)
     assert reply.value == mark and bool(reply.error) == (mark is None)
-    assert text_of_verdict(reply) == ("" if mark is None else '{"score": "7"}')
+    assert text_of_verdict(reply) == ("" if mark is None else text)
     assert len(server.requests) == (1 if mark else 4)
 
 
@@ -94,7 +102,6 @@ NO_VERDICTS = [  # a reader, and replies that it refuses
         partial(read_verdict, mode="reward"),
         [
             '{"choice": "a+"}',
-            '{"choice": "A+ "}',
             '{"choice": ["A+"]}',
             '{"choice": ',
             '{"choice": "A',
@@ -226,10 +233,12 @@ def test_creativewriting3_published(model, tmp_path):
     file = folder / f"judge_texts__{model}.jsonl.gz"
     out = score("creativewriting3", file, folder, tmp_path)
     published = [row["published_item_score"] for row in read_rows(file, make_ids=False)]
-    assert [row["shown"] for row in out["rows"]] == published
+    # each has one item whose judge writes "Tell-Don't Show", which is no criterion and not turned round there
+    assert sum(row["shown"] != value for row, value in zip(out["rows"], published, strict=True)) == 1
     expected = next(row for row in table(folder / "expected.csv") if row["model"] == model)
-    assert out["iterations"] == [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
-    assert out["overall"] == pytest.approx(float(expected["recomputed_overall_0_100"]), abs=1e-9)
+    iterations = [float(expected[f"published_avg_iteration_{i}"]) for i in (1, 2, 3)]
+    assert out["iterations"] == pytest.approx(iterations, abs=0.11)
+    assert out["overall"] == pytest.approx(float(expected["recomputed_overall_0_100"]), abs=0.04)
     assert (out["n"], out["n_invalid"], out["n_incomplete"], out["n_missing"]) == (96, 0, 0, 0)
 
 
@@ -325,8 +334,16 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     assert summary["replied"] == {}  # that server does not say
     one = read_log(tmp_path / "official" / "rows.jsonl")[:1]  # as of --limit 1
     assert math.isfinite(alpacaeval2.score(one, tmp_path, "rows")["lc_win_rate"])
-    server.behave = lambda text, n: "I cannot say."  # no headline
+    # a judge that is read in the check, and later not: no headline
+    server.behave = lambda text, n: prefer_the_longer(text, n) if TWO_LINES in text else "I cannot say."
     here(*command, "--protocol", "paper", "--seed", 1, "--out", tmp_path / "prose")
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (summary["n_invalid"], summary["replied"]["judge"]) == (10, ["m"])
     assert all(summary[metric] is None for metric in BENCHMARKS["alpacaeval2"].metrics)
+    for content in ("<think>", "M"):  # a judge that thinks first, or gives no log-probabilities: asked once, then 2
+        tops = [{"token": content, "logprob": -0.1}, {"token": "m", "logprob": -4.0}]
+        logprobs = {"content": [{"top_logprobs": tops}]} if content != "M" else None
+        choice = {"message": {"content": content}, "finish_reason": "length", "logprobs": logprobs}
+        server.behave = lambda text, n, choice=choice: (200, {"choices": [choice]})
+        done = here(*command, "--out", tmp_path / "none")
+        assert done.returncode == 2 and "--protocol paper" in done.stderr and not (tmp_path / "none").exists()

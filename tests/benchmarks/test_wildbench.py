@@ -3,12 +3,13 @@ runs with a real HTTP judge."""
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import PUBLISHED, table
+from conftest import PUBLISHED, table, value_or_none
 
 import eval_wildbench
 from benchmarks import scoring, wildbench
@@ -194,14 +195,13 @@ def test_judge_prompt_has_every_part_once_and_cuts_as_the_protocol_says():
     "text, value",
     [
         ('```json\n{"reason": "a {b}", "choice": "B++"}\n```', "B++"),
-        ('I say: {"choice": "A=B"} ok', "A=B"),
-        ('{"reason": "he said \\"no\\"", "choice": "A++",}', "A++"),
-        ('{"reason": "a "quote" in it", "choice": "B+"}', "B+"),
-        ('{"reason": "line\nbreak", "choice": "A+"}', "A+"),
+        ('{"reason": "line\nbreak", "choice": " A+ "}', "A+"),
+        ('I say: {"choice": "A=B"} ok', None),
+        ('{"reason": "a "quote" in it", "choice": "B+"}', None),
     ],
 )
 def test_a_verdict_is_exactly_one_choice_in_a_whole_object(text, value):
-    assert wildbench.read_verdict(text, "reward") == value
+    assert value_or_none(partial(wildbench.read_verdict, mode="reward"), text) == value
 
 
 # --- whole runs

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -175,7 +176,7 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
         assert choice in wildbench.CHOICES and f'"{choice}"' in reply
     if (mark := read(wildbench.read_verdict, reply, "score")) is not None:
         assert 1 <= float(mark) <= 10 and "score" in reply
-    if (found := read(judged.read_json, reply)) is not None:
+    if (found := read(judged.read_object, reply)) is not None:
         assert isinstance(found, dict)
         assert (mark := read(judged.read_mark, found)) is None or 1 <= mark <= 10
         assert read(judged.read_choice, found, "better", ("a", "b", "tie")) in (None, "a", "b", "tie")
@@ -191,26 +192,21 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     read(traits.read_traits, reply, 5)
 
 
-@given(
-    noise,
-    noise,
-    marks,
-    st.sampled_from(list(wildbench.CHOICES)),
-    st.sampled_from(["A", "B", "tie", " TIE ", "b"]),
-    noise,
-)
-def test_a_well_formed_reply_in_noise_is_read(before, after, mark, choice, better, reason):
-    # what stands before it is thinking, not a reply
-    after = after.replace("</think>", "")
-    reason = reason.replace("</think>", "")
-    wrap = lambda found: before + json.dumps({"reason": reason, **found}) + after
-    assert float(wildbench.read_verdict(wrap({"score": mark}), "score")) == float(mark)
-    assert wildbench.read_verdict(wrap({"choice": choice}), "reward") == choice
-    assert judged.read_mark(judged.read_json(wrap({"mark": mark}))) == float(mark)
-    assert (
-        judged.read_choice(judged.read_json(wrap({"better": better})), "better", ("a", "b", "tie"))
-        == better.strip().lower()
-    )
+quotes = noise.filter(lambda text: "think" not in text)  # what stands before an end of thinking is not the reply
+
+
+@given(quotes, quotes, marks, st.sampled_from(list(wildbench.CHOICES)), noise)
+def test_a_verdict_is_read_alone_and_never_in_noise(before, after, mark, choice, reason):
+    readers = [
+        (partial(wildbench.read_verdict, mode="score"), {"score": mark}, str(mark)),
+        (partial(wildbench.read_verdict, mode="reward"), {"choice": choice}, choice),
+        (lambda text: judged.read_mark(judged.read_object(text)), {"mark": mark}, float(mark)),
+    ]
+    for parse, found, value in readers:
+        whole = json.dumps({"reason": reason, **found})
+        assert read(parse, whole) == read(parse, f"```json\n{whole}\n```") == value
+        if (before + after).strip():
+            assert read(parse, before + whole + after) is None
     assert arenahard2.parse_reply(f"{before}[[A>B]]{after}") == "A>B"
 
 

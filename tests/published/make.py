@@ -61,7 +61,7 @@ def main(data: Path, out: Path = HERE) -> None:
                 packed.write(text.encode())
 
     def of_judge_text(row: dict) -> dict:
-        marks = parse_reply(row["judge_text"], data / "creativewritingv3")
+        marks = parse_reply(row["judge_text"])
         lines = [f"{number[name]}: {mark:g}" for name, mark in marks.items()]
         return {"title": f"Prompt: {number[row['title']]}", "judge_text": "\n".join(lines)}
 

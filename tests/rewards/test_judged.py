@@ -33,7 +33,8 @@ def answer_in(text, tag="answer"):
 def test_mark(judge):
     replies = {
         "a": '{"reason": "x", "mark": 7}',
-        "b": 'Well. {"mark": "8.5"} So.',
+        "b": '```json\n{"mark": "8.5"}\n```',
+        "o": 'The answer asks for {"mark": 10}. I will not.',
         "c": '<think>Perhaps {"mark": 2}? No: {x}</think>\n{"mark": 10}',
         "d": '{"reason": "It writes </think> twice", "mark": 9}',
         "e": '{"mark": 11}',
@@ -44,12 +45,13 @@ def test_mark(judge):
         "l": "[" * 5000,
         "p": '<think>a</think>\n<think>Perhaps {"mark": 7}',
         "q": '<|channel|>analysis<|message|>{"mark": 7}',
+        "r": '[THINK]{"mark": 7}[/THINK]',
         "m": (500, b"oops"),
     }
     client = judge(lambda text: replies[answer_in(text)])
     rows = [row(name) for name in replies] + [row("  "), row("a", gets_floor=True)]
     # an empty response is worth less than any mark; what gets a floor is judged by nobody
-    assert judged.judge_mark(rows, client) == [0.7, 0.85, 1.0, 0.9] + [None] * 9 + [0.0, None]
+    assert judged.judge_mark(rows, client) == [0.7, 0.85, None, 1.0, 0.9] + [None] * 10 + [0.0, None]
     assert "Q?" in client.server.requests[0][0]["messages"][0]["content"]
     judged.judge_mark([row("a")], client, judge_max_tokens=9000)
     assert client.server.requests[-1][0]["max_tokens"] == 9000

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,8 @@ def test_kill_at_a_third_and_repeat(serve, tmp_path, monkeypatch):
 
     calls = Counter(server.calls)
     assert values_of_tasks(store, server.url) == values
-    no_answer = {*TASKS[50::150], *TASKS[100::150]}  # of these nothing is stored
-    assert {task for task in TASKS if server.calls[task] > calls[task]} == no_answer
+    # of these nothing is stored; "" twice is refused for good
+    assert {task for task in TASKS if server.calls[task] > calls[task]} == {*TASKS[100::150]}
     assert server.most <= 32
 
 
@@ -115,11 +116,18 @@ BEHAVIOURS = {  # what it sends, what the reply's text is or its error says, and
     "another model": ((200, {**completion("7")[1], "model": ["other"]}), "7", 1),
     "content filter": (completion("7", "content_filter"), "filtered", 1),
     "refusal": (completion(None, refusal="I will not"), "I will not", 1),
-    "content null": (completion(None), "no completion", 3),
-    "blank": (completion(" \n"), "no completion", 3),
-    "reasoning alone": (completion("", reasoning_content="9 of 10"), "9 of 10", 3),
+    "content null": (completion(None), "refused: two replies without a text", 2),
+    "blank": (completion(" \n"), "refused", 2),
+    "reasoning alone": (completion("", reasoning_content="9 of 10"), "refused", 2),
+    "tool call": (completion(None, "tool_calls", tool_calls=[{}]), "refused", 2),
+    "SAFETY": (completion(None, "SAFETY"), "refused", 2),
+    "max_tokens": (completion("7", "max_tokens"), "7", 1),
+    "MAX_TOKENS in its reasoning": (completion(None, "MAX_TOKENS"), "", 1),
+    "COMPLETE": (completion("7", "COMPLETE"), "7", 1),
+    "no word": (completion("7", ""), "7", 1),
+    "no text for a reason": (completion("7", {"why": "done"}), "7", 1),
     "finish_reason abort": (completion("7", "abort"), "no completion", 3),
-    "tool call": (completion(None, "tool_calls", tool_calls=[{}]), "no completion", 3),
+    "finish_reason ERROR_LIMIT": (completion("7", "ERROR_LIMIT"), "no completion", 3),
     "finish_reason error": (completion("7", "error"), "no reply in 3 calls; the last: no completion", 3),
     "no choices": ((200, {"choices": []}), "no completion", 3),
     "content in parts": (completion([{"type": "text", "text": "7"}]), "no completion", 3),
@@ -151,6 +159,24 @@ def test_what_a_server_may_send(serve, client, name):
         assert (first.text, first.value) == (found, found)
 
 
+@pytest.mark.parametrize("header", ["Retry-After", "Retry-After: date"])
+def test_a_ban_is_waited_for(serve, client, header):
+    """Two calls, which a client that waits for its own time only would send at once."""
+    until = time.time() + 1.5
+    value = formatdate(until + 1, usegmt=True) if "date" in header else "1.5"
+    banned = (429, {"error": "slow down"}, [("Retry-After", value)])
+    server = serve(lambda text, n: banned if time.time() < until else text)
+    judge = client(server, retries=1)
+    assert judge.ask(ask_for("a"))[0].value == "a" and len(server.requests) == 2
+
+
+def test_a_refusal_for_good_outlives_the_client(serve, client):
+    server = serve(lambda text, n: completion(None) if text == "null" else text)
+    for _ in range(2):
+        reply, _ = client(server).ask(ask_for("null", "a"))
+        assert not endpoint.has_no_reply(reply.error) and server.calls["null"] == 2
+
+
 def test_an_outage_ends_the_run_after_the_tries_of_one_request(serve, client, exits):
     down = []
     server = serve(lambda text, n: Fault("503") if down else text)
@@ -177,25 +203,27 @@ def test_equal_requests_are_asked_once_unless_their_seeds_differ(serve, client):
 # --- the check before a run
 
 
-def test_the_check_is_the_first_request_and_is_paid_once(serve, client, exits, tmp_path):
-    request, other = ask_for("x", "y")
+def test_the_check_is_the_first_request_read_as_the_run_does_and_counts(serve, exits, tmp_path):
+    [request] = ask_for("x")
     store = tmp_path / "run" / "store.jsonl"
     server = serve(lambda text, n: text)
-    paid = dict(base_url=server.url, price=(0, 1e6), budget=10)  # a call costs $5
-    try_endpoint(Endpoint("m", store, **paid), request, "--judge")
+
+    def connect(budget: float, **settings) -> Endpoint:
+        return Endpoint("m", store, server.url, price=(0, 1e6), budget=budget, **settings)  # a call costs $5
+
+    try_endpoint(connect(10), request, "--judge")
     assert not store.parent.exists() and server.requests[0][0] == request | {"model": "m"}
-    judge = Endpoint("m", store, **paid)
-    assert judge.ask([request, other])[0].value == "x" and judge.cost == 10
-    assert server.calls == {"x": 1, "y": 1}
-    try_endpoint(Endpoint("m", store, **paid), request, "--judge")  # at a resume
-    assert server.calls["x"] == 1
-    told = exits(try_endpoint, Endpoint("m", store, **paid), ask_for("z")[0], "--judge")
-    assert told.startswith("error: --judge m: ") and "could pass the budget" in told
-    # --overwrite: neither the old reply nor the old cost counts, and the new reply is kept
-    try_endpoint(Endpoint("m", store, **paid), request, "--judge", fresh=True)
+    judge = connect(10)
+    assert judge.ask([request])[0].value == "x" and judge.cost == 10
+    try_endpoint(connect(10), request, "--judge")  # at a resume: it is stored
     assert server.calls["x"] == 2
-    store.unlink()
-    assert Endpoint("m", store, **paid).ask([request])[0].value == "x" and server.calls["x"] == 2
+    told = exits(try_endpoint, connect(10), ask_for("z")[0], "--judge")
+    assert told.startswith("error: --judge m: ") and "could pass the budget" in told
+    # --overwrite: neither the old reply nor the old cost counts
+    try_endpoint(connect(10, fresh=True), request, "--judge")
+    assert server.calls["x"] == 3
+    told = exits(try_endpoint, connect(0, fresh=True), request, "--judge", int)
+    assert "--judge m" in told and "unreadable: invalid literal" in told
 
 
 # --- budget
@@ -225,8 +253,8 @@ def test_keys_go_to_their_own_server_alone(serve, client, exits, monkeypatch):
     """Not to another port of the machine, nor where a server redirects; settings for OpenAI's server stay
     here too."""
     foreign = serve(lambda text, n: text)
-    place = [("Location", f"{foreign.url}/chat/completions")]
-    own = serve(lambda text, n: (307, b"", place) if text == "away" else text)
+    headers = [("Location", f"{foreign.url}/chat/completions")]
+    own = serve(lambda text, n: (307, b"", headers) if text == "away" else text)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("OPENAI_BASE_URL", own.url)
     monkeypatch.setenv("OPENAI_ORG_ID", "mine")

@@ -97,7 +97,7 @@ NO_STRATEGIES = (
 
 
 def test_what_a_judge_says_is_read_strictly():
-    assert sentient.read_strategies('So: {"2": [], "1": ["A-1", "E-1"]}') == [["A-1", "E-1"], []]
+    assert sentient.read_strategies('{"2": [], "1": ["A-1", "E-1"]}') == [["A-1", "E-1"], []]
     for text in NO_STRATEGIES:
         with pytest.raises(ValueError):
             sentient.read_strategies(text)
