@@ -68,7 +68,7 @@ from benchmarks import shared
 from benchmarks.flags import JudgeFlags, ModelFlags
 from benchmarks.judge import check_answered
 from benchmarks.scoring import for_summary, index_row
-from benchmarks.tested_model import Answer, TestedModel, answer_shows_response, split_answer
+from benchmarks.tested_model import Answer, TestedModel
 from rlver import prompts, sentient, simulated_user
 from utils import ASK_THINKING, fail, wants_vllm
 
@@ -226,8 +226,6 @@ class Partner(TestedModel):
                 self.whole_turn(text, finished),
                 self.think_format,
                 finished,
-                split_answer,
-                answer_shows_response,
             )
             dialogue["history"][-1]["n_tokens"] = n_tokens
 

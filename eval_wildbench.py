@@ -253,13 +253,12 @@ def score_stored(args: Args) -> None:
     if args.mode == "program" or not args.out:
         fail("--from-judgments needs --mode score or reward, and --out OUT.json")
     shared.check_stored(args, "from_judgments", "mode", "protocol", "seed")
-    types = {"model_output": str}
+    fields = ["model_output"]
     if args.mode == "reward":
-        types = {"model_is": str, "output_len": int, "reference_len": int, "reference": str | None}
-    types |= {"session_id": str | int, "primary_tag": str | None, "secondary_tags": list | None}
+        fields = ["model_is", "output_len", "reference_len"]
     verdicts = read_rows(args.from_judgments)
     for line, verdict in enumerate(verdicts, 1):
-        check_types(verdict, f"{args.from_judgments}:{line}", **types)
+        check_types(verdict, f"{args.from_judgments}:{line}", "session_id", *fields)
         verdict["id"] = verdict["session_id"]
         if args.mode == "score":
             verdict["output_len"] = len(verdict["model_output"].strip())

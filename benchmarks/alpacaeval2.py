@@ -15,7 +15,6 @@ from scipy.special import expit
 from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
-    NUMBER,
     count_rows,
     get_field,
     hard_labels,
@@ -98,24 +97,20 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 
 
 def parse_reply(reply: str | dict, data: Path | None = None) -> str | float:
-    """Reads a judge's reply: text by the protocol `paper`, a choice with log-probabilities by `official`."""
-    if isinstance(reply, dict):
-        return read_chance(reply)
-    return read_ranking(reply)
-
-
-def read_ranking(text: str) -> str:
-    """Returns A or B, the first one with rank 1 in the judge's JSON. Raises ValueError if there is none.
+    """Returns A or B, the first one with rank 1 in the judge's JSON; of a choice with log-probabilities the share
+    of A, see `read_chance`. Raises ValueError if there is none.
 
     As in the paper's code, a rank is whatever int() takes for 1.
     """
+    if isinstance(reply, dict):
+        return read_chance(reply)
     try:
-        for entry in read_object(text)["output"]:
+        for entry in read_object(reply)["output"]:
             if int(entry["rank"]) == 1 and entry["model"] in ("A", "B"):
                 return entry["model"]
     except (KeyError, TypeError, OverflowError):
         pass
-    raise ValueError(f"no ranking of A and B in {text[:80]!r}")
+    raise ValueError(f"no ranking of A and B in {reply[:80]!r}")
 
 
 def read_chance(choice: dict) -> float:
@@ -211,9 +206,10 @@ def row_preference(row: dict, where: str) -> float:
     if get_field(row, where, "output_2") is None:
         raise ValueError("no output_2")
     if "judge_text" in row:
-        if row.get("model_is") not in ("A", "B"):
-            fail(f"{where}: field model_is must be A or B, the answer that is the model's")
-        return 1.0 + (read_ranking(row["judge_text"] or "") == row["model_is"])
+        model_is = get_field(row, where, "model_is")
+        if model_is not in ("A", "B"):
+            raise ValueError(f"model_is {model_is}")
+        return 1.0 + (parse_reply(row["judge_text"] or "") == model_is)
     preference = get_field(row, where, "preference")
     if preference == 0:  # the official tool's mark of a draw
         return 1.5
@@ -226,8 +222,7 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     """Returns win rates in percent by the official tool's rules and the paper's, and the counts."""
     tasks = load_tasks(data)
     gamed = load_gamed_baselines(data)
-    types = {"output_2": str | None, "judge_text": str | None, "preference": NUMBER | None}
-    results = match_rows(rows, tasks, KEYS, source, **types)
+    results = match_rows(rows, tasks, KEYS, source)
 
     delta_chars = []  # baseline minus model
     delta_words = []  # model minus baseline

@@ -29,6 +29,7 @@ from utils import fail
 from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
+    check_types,
     count_rows,
     for_summary,
     get_field,
@@ -274,11 +275,8 @@ def row_verdicts(row: dict, where: str) -> list[str | None]:
     """Returns the texts of a row's two verdicts; the official tool has them under `games`."""
     if "games" not in row:
         return [get_field(row, where, game) for game in GAMES]
-    games = [*row["games"], None, None][:2]
-    for game in games:
-        if game is not None and not (isinstance(game, dict) and isinstance(game.get("score"), str | None)):
-            fail(f"{where}: field games must be a list of objects with a text as their score")
-    return [(game or {}).get("score") for game in games]
+    texts = [game.get("score") if isinstance(game, dict) else None for game in row["games"]]
+    return [*texts, None, None][:2]
 
 
 def score(rows: list[dict], data: Path, source: str) -> dict:
@@ -288,20 +286,17 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     has the plain keys.
     """
     tasks = load_tasks(data)
-    types = dict.fromkeys(GAMES, str | None) | {"games": list | None, "model_metadata": dict | None}
-    results = match_rows(rows, tasks, KEYS, source, **types)
+    results = match_rows(rows, tasks, KEYS, source)
     for row, result in zip(rows, results):
         task = tasks[result["task"]]
         result["category"] = task["category"]
         result["style"] = None
         if row.get("model_metadata") and task["baseline"]:
-            try:
-                result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
-            except (LookupError, TypeError, AttributeError):
-                fail(f"{source}:{result['line']}: field model_metadata needs token_len and counts of {', '.join(MARKDOWN)}")
+            check_types(row["model_metadata"], f"{source}:{result['line']}", "token_len", *MARKDOWN)
+            result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:
-                result[game] = parse_reply(text or "")
+                result[game] = parse_reply(str(text))
             except ValueError as error:
                 result[game] = None
                 result.setdefault("invalid", f"{game}: {error}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.judge import text_of_verdict
 from benchmarks.judge_template import Placeholders
 from benchmarks.scoring import (
+    check_types,
     count_rows,
     get_field,
     load_sibling,
@@ -181,11 +182,11 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
     iterations of a prompt are not independent.
     """
     _, negative = load_criteria(data)
-    for row in rows:
-        row["id"] = f"{row.get('title')} ({row.get('iteration')})"
+    for line, row in enumerate(rows, 1):
+        check_types(row, f"{source}:{line}", "title", "iteration")
+        row["id"] = f"{row['title']} ({row['iteration']})"
     tasks = load_tasks(data)
-    types = {"title": str, "iteration": int, "judge_text": str | None}
-    results = match_rows(rows, tasks, KEYS, source, **types)
+    results = match_rows(rows, tasks, KEYS, source)
 
     values_of_iteration = defaultdict(list)
     scores = []

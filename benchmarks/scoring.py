@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import UnionType
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,21 @@ import pandas as pd
 from rlmt.data import read_rows, read_source
 from utils import fail
 
-NUMBER = int | float  # of a row's field
+TEXT = str | None
+NUMBER = int | float | None
+ROW_TYPES = {  # of what stored rows, verdicts and dialogues may have
+    **dict.fromkeys("response completion output_2 judge_text title model_is reference primary_tag ended".split(), TEXT),
+    **dict.fromkeys(("preference", "reward", "output_len", "reference_len"), NUMBER),
+    **dict.fromkeys(("role", "content", "model_output"), str),
+    **dict.fromkeys(("emotion-point", "emo_point", "token_len"), int | float),
+    **dict.fromkeys(("header_count", "list_count", "bold_count"), dict),
+    "iteration": int,
+    "session_id": str | int,
+    "model_metadata": dict | None,
+    "games": list,
+    "history": list,
+    "secondary_tags": list | None,
+}
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
@@ -103,23 +116,21 @@ def get_field(row: dict, where: str, *names: str):
     )
 
 
-def check_types(row: dict, where: str, **types: type | UnionType) -> None:
-    """Exits with 2 if a field of a row has another type. A missing field and a number that is none are None."""
-    for name, wanted in types.items():
-        value = row.get(name)
-        if value != value:
-            row[name] = value = None
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            fail(f"{where}: field {name} is {str(value)[:60]!r}; it must be {getattr(wanted, '__name__', wanted)}")
+def check_types(row: dict, where: str, *needed: str) -> None:
+    """Exits with 2 if a stored row is not an object, lacks a needed field, or has one of another type than
+    ROW_TYPES says."""
+    if not isinstance(row, dict):
+        fail(f"{where}: {str(row)[:60]!r} is not an object")
+    for name in needed:
+        get_field(row, where, name)
+    for name in row.keys() & ROW_TYPES.keys():
+        value = row[name]
+        if not isinstance(value, ROW_TYPES[name]) or isinstance(value, bool) or value != value:
+            fail(f"{where}: field {name} is {str(value)[:60]!r}, not {ROW_TYPES[name]}")
 
 
 def match_rows(
-    rows: list[dict],
-    tasks: list[dict],
-    keys: tuple[str, ...],
-    source: str,
-    several_samples: bool = False,
-    **types: type | UnionType,
+    rows: list[dict], tasks: list[dict], keys: tuple[str, ...], source: str, several_samples: bool = False
 ) -> list[dict]:
     """Returns a result {task, key, line} for every row, found by all of its keys that some task has.
 
@@ -130,7 +141,7 @@ def match_rows(
     results = []
     seen = set()
     for line, row in enumerate(rows, 1):
-        check_types(row, f"{source}:{line}", **types)
+        check_types(row, f"{source}:{line}")
         given = [(key, str(row[key])) for key in keys if key in row]
         fitting = [set(positions[pair]) for pair in given if pair in positions]
         found = set.intersection(*fitting) if fitting else set()
@@ -181,8 +192,7 @@ def check_rows(
     A row without text is `invalid`; a row whose task does not count is `excluded`. A row's `reward` is kept.
     `apply` is map, or a pool's map.
     """
-    types = {"response": str | None, "completion": str | None, "reward": NUMBER | None}
-    results = match_rows(rows, tasks, keys, source, several_samples, **types)
+    results = match_rows(rows, tasks, keys, source, several_samples)
     answered = []
     texts = []
     for row, result in zip(rows, results):

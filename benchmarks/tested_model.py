@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-import re
 import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -13,12 +12,12 @@ from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log, write_jsonl
 from rlmt.endpoint import Endpoint, has_no_reply, is_cut_off
-from rlmt.foreign import FOREIGN_STYLES, split_foreign, style_in, style_of
+from rlmt.foreign import FOREIGN_STYLES, split_answer, style_in, style_of
 from rlmt.saved import generate
 from rlmt.sampler import Sampling, ThinkingBudget, text_of
 from rlmt.scorers import Who, connect
 from benchmarks.shared import judged_part
-from utils import ASK_THINKING, THINK_FORMATS, ThinkParts, fail, or_fail, shows_response, split_thinking
+from utils import ASK_THINKING, THINK_FORMATS, ThinkParts, fail, or_fail
 
 # text, whether it ended before the token limit, its number of tokens; or why an endpoint gives none
 Answer = tuple[str, bool, int] | str
@@ -27,20 +26,6 @@ Answered = tuple[dict, Answer, bool]
 
 
 # --- 1. how it marks its thinking
-
-
-def split_answer(text: str, format_name: str, finished: bool = True) -> ThinkParts:
-    """Splits a completion into thinking and response, both stripped; `format_name` as TestedModel has it."""
-    if format_name in FOREIGN_STYLES:
-        return split_foreign(text, FOREIGN_STYLES[format_name], finished)
-    return split_thinking(text, format_name, finished)
-
-
-def answer_shows_response(text: str, format_name: str) -> bool:
-    """Returns whether a completion has the tag after which its response begins."""
-    if format_name in FOREIGN_STYLES:
-        return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
-    return shows_response(text, format_name)
 
 
 def check_no_thinking(text: str, what: str) -> None:

@@ -295,7 +295,7 @@ def judge_by_program(judge: Callable[[list[dict], str], dict], generations: list
 def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
     """Returns the mean score of rows that a program judged, and each check's mean.
 
-    `interval` (95 %) and `standard_error` are over tasks; they do not cover another training run.
+    `interval` (95 %) is over tasks; it does not cover another training run.
 
     Args:
         rows: {score, checks: {name: bool}, invalid}; a row whose score is None is counted, and in no mean.
@@ -308,19 +308,13 @@ def score_program(rows: list[dict], task_ids: list[str], seed: int = 0) -> dict:
     if not judged:
         raise ValueError(f"none of {len(rows)} verdicts is valid; the first: {rows[0]['invalid']}")
     of_task = task_means([row["score"] for row in judged], judged_ids)
-    scores = pd.Series(list(of_task.values()))
     checks = pd.DataFrame([row["checks"] for row in judged])
-    standard_error = None
-    if len(scores) > 1:
-        standard_error = float(scores.sem())
     return {
-        "score": float(scores.mean()),
-        "interval": mean_interval(scores, seed),
+        "score": mean(of_task.values()),
+        "interval": mean_interval(list(of_task.values()), seed),
         "task_means": {"score": of_task},
-        "standard_error": standard_error,
-        "all_checks": float(checks.all(axis=1).mean()),
         "n": len(rows),
-        "n_tasks": len(scores),
+        "n_tasks": len(of_task),
         "n_invalid": len(rows) - len(judged),
         "checks": checks.mean().to_dict(),
     }

@@ -32,7 +32,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ ROUNDING = 1e-9  # US dollars that sums of prices may be wrong by
 KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-encoding", "user-agent"}
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
-CHECKS = Counter()  # US dollars that `try_endpoint` has paid in this process, by the store that lacks its reply
+CHECKS = Counter()  # US dollars that `try_endpoint` has paid in this process, by the store of the run
 OTHER_NAMES = set()  # (base URL, name in its replies) of which a warning has been printed
 
 
@@ -106,7 +106,9 @@ def is_answer(body: Any) -> bool:
     its first word. Text in `reasoning_content` is not an answer.
     """
     choice = completion_in(body)
-    return choice is not None and (text_of(choice).strip() != "" or is_cut_off(choice) or is_filtered(choice))
+    if choice is None:
+        return False
+    return text_of(choice).strip() != "" or is_cut_off(choice) or "filter" in reason_of(choice)
 
 
 def reason_of(choice: dict) -> str:
@@ -117,10 +119,6 @@ def reason_of(choice: dict) -> str:
 def is_cut_off(choice: dict) -> bool:
     """Returns whether the limit of its tokens ended a completion: length, max_tokens, MAX_TOKENS ..."""
     return re.search("length|max|limit", reason_of(choice)) is not None
-
-
-def is_filtered(choice: dict) -> bool:
-    return "filter" in reason_of(choice)
 
 
 def text_of(choice: dict) -> str:
@@ -169,7 +167,7 @@ class Endpoint:
     price: tuple[float, float] = (0, 0)  # US dollars per million tokens in and out
     key_env: tuple[str, ...] = ()  # words HOST=NAME of --key-env; see `key_for`
     omit: tuple[str, ...] = ()  # parameters that are not sent, as this server refuses them
-    fresh: bool = False  # whether --overwrite is about to delete the store, so that a check does not look at it
+    fresh: bool = False  # whether --overwrite is about to delete the store
     backoff: float = 1  # seconds; repeat n (from 0) waits 0 .. backoff * 2^n, see MAX_WAIT
 
     def __post_init__(self):
@@ -179,7 +177,7 @@ class Endpoint:
         self.reserved = 0.0  # dollars; the worst case of the calls under way
         self.calls = 0
         self.bodies = {}  # answers by key, as the store has them
-        self.empty = Counter()  # completions without a text, by key
+        self.empty = defaultdict(list)  # completions without a text, by key
         self.end = 0  # bytes of the store that have been read
         if not re.fullmatch(r"https?://[^@?]+", self.base_url):
             fail(
@@ -288,7 +286,7 @@ class Endpoint:
         has_logprobs = "logprobs" in request
         value = None
         error = ""
-        if is_filtered(choice):
+        if "filter" in reason_of(choice):
             error = f"filtered: {json.dumps(choice)}"
         elif is_cut_off(choice) and parse is not str and not has_logprobs:
             error = "unreadable: the limit of its tokens cut the reply off"
@@ -318,14 +316,15 @@ class Endpoint:
         n_answered = len(self.bodies)
         key = self._key(request, attempt)
         for repeat in range(self.retries + 1):
-            if self.empty[key] > 1:
-                return "refused: two replies without a text"
+            if len(self.empty[key]) > 1:
+                last = json.dumps(self.empty[key][-1])
+                return self._in_one_line(f"refused: two replies without a text; the last: {last}")
             told_to_wait = 0.0
             worst = self._worst_cost(request)
-            while self.reserved > ROUNDING and not self._fits(worst) and not self.stop_reason:
+            while not self._fits(worst) and not self.stop_reason:
+                if self.reserved <= ROUNDING:
+                    self.stop_reason = f"the next call could pass the budget of ${self.budget:g}"
                 await asyncio.sleep(0.1)  # the calls under way will hardly cost their worst
-            if not self._fits(worst):
-                self.stop_reason = f"the next call could pass the budget of ${self.budget:g}"
             if self.stop_reason:
                 return self.stop_reason
             self.reserved += worst
@@ -387,7 +386,7 @@ class Endpoint:
                 if is_answer(row["reply"]):
                     self.bodies[row["key"]] = row["reply"]
                 elif completion_in(row["reply"]):
-                    self.empty[row["key"]] += 1
+                    self.empty[row["key"]].append(row["reply"])
 
     def _save(self, request: dict, attempt: int, content: str) -> bool:
         """Appends the body of a reply with HTTP 200 to the store; tells whether it is an answer."""
@@ -458,28 +457,25 @@ def probed_socket(address: tuple) -> socket.socket:
     return made
 
 
-def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> Reply:
+def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> None:
     """Asks the first request that the run will ask, and reads the reply as the run will; exits with code 2, naming
     `flag`, if no answer comes or if it cannot be read.
 
     So a wrong key, model or URL, a parameter that the server refuses, or a judge that writes something else
-    ends a run before its folder is made and before anything is generated. The reply is kept only if the run
-    has a store already; its cost always counts.
+    ends a run before its folder is made and before anything is generated. The reply is not kept; what it cost
+    counts in this process. A run that is resumed was checked at its start.
     """
+    if endpoint.store.exists() and not endpoint.fresh:
+        return
     with tempfile.TemporaryDirectory() as folder:
-        store = endpoint.store
-        if endpoint.fresh or not store.exists():
-            store = Path(folder, "check.jsonl")
-        client = replace(endpoint, store=store, retries=CHECK_RETRIES)
+        client = replace(endpoint, store=Path(folder, "check.jsonl"), retries=CHECK_RETRIES)
         [reply] = client.ask([request], parse, name=f"{flag} {endpoint.model}")
-    endpoint.calls += client.calls
     if reply.error:
         fail(f"{flag} {endpoint.model}: {endpoint.base_url}: {reply.error}")
-    if store != endpoint.store:
-        CHECKS[endpoint.store] += client.cost
-        endpoint.cost += client.cost
+    endpoint.calls += client.calls
+    endpoint.cost += client.cost
+    CHECKS[endpoint.store] += client.cost
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
-    return reply
 
 
 # --- 3. whose key goes where

@@ -7,7 +7,7 @@ read it from there. benchmarks/tested_model.py chooses between these styles and 
 import re
 from dataclasses import dataclass
 
-from utils import THINK_FORMATS, ThinkParts, join_thinking
+from utils import THINK_FORMATS, ThinkParts, join_thinking, shows_response, split_thinking
 
 # What marks thinking in any style that we know: <think>, [THINK], <seed:think>, <thought>, ◁think▷, <|START_THINKING|>,
 # <|channel|>analysis, and analysis...assistantfinal where a server has dropped gpt-oss's tokens.
@@ -86,12 +86,11 @@ def style_of(name: str) -> ForeignStyle | None:
 def style_in(text: str) -> str:
     """Returns the style in which a text shows thinking, a key of FOREIGN_STYLES; "" if it shows none."""
     for name, style in FOREIGN_STYLES.items():
-        if re.search(style.opens_answer, text):
+        if text.lstrip().startswith(style.opens_thinking) or re.search(style.opens_answer, text):
             return name
-    if not OPENS_THINKING.search(text):
-        return ""
-    begins = [name for name, style in FOREIGN_STYLES.items() if text.lstrip().startswith(style.opens_thinking)]
-    return [*begins, "tags"][0]
+    if OPENS_THINKING.search(text):
+        return "tags"
+    return ""
 
 
 def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
@@ -125,3 +124,18 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     elif not response:
         status = "empty_response"
     return ThinkParts(thinking, response, status)
+
+
+def split_answer(text: str, format_name: str, finished: bool = True) -> ThinkParts:
+    """Splits a completion into thinking and response, both stripped; `format_name` is a key of THINK_FORMATS or
+    FOREIGN_STYLES."""
+    if format_name in FOREIGN_STYLES:
+        return split_foreign(text, FOREIGN_STYLES[format_name], finished)
+    return split_thinking(text, format_name, finished)
+
+
+def answer_shows_response(text: str, format_name: str) -> bool:
+    """Returns whether a completion has the tag after which its response begins."""
+    if format_name in FOREIGN_STYLES:
+        return re.search(FOREIGN_STYLES[format_name].opens_answer, text) is not None
+    return shows_response(text, format_name)

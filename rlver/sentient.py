@@ -34,7 +34,7 @@ import pandas as pd
 
 from benchmarks.judge import Judge
 from benchmarks.judge_template import Placeholders, describe_wording, fill_messages, read_template
-from benchmarks.scoring import NUMBER, check_types, mean, mean_interval, task_means, withhold
+from benchmarks.scoring import check_types, get_field, mean, mean_interval, task_means, withhold
 from rlmt.data import read_rows, write_jsonl
 from rlmt.scorers import load_function
 from rlmt.verdicts import read_object
@@ -49,17 +49,11 @@ def read_dialogues(path: str) -> list[dict]:
     dialogues = read_rows(path)
     for line, dialogue in enumerate(dialogues, 1):
         where = f"{path}:{line}"
-        check_types(dialogue, where, id=str | int, emo_point=NUMBER, history=list, ended=str | None)
-        for number, turn in enumerate(dialogue["history"], 1):
-            turn_at = f"{where}: turn {number}"
-            if not isinstance(turn, dict):
-                fail(f"{turn_at} must be an object, not {str(turn)[:60]!r}")
-            types = {"role": str, "content": str}
-            if turn.get("role") == "user":
-                types["emotion-point"] = NUMBER
-            check_types(turn, turn_at, **types)
-        if not emotions_of(dialogue):
-            fail(f"{where}: field history has no turn of the user")
+        check_types(dialogue, where, "emo_point", "history")
+        for turn in dialogue["history"]:
+            check_types(turn, f"{where}: a turn", "role", "content")
+            if turn["role"] == "user":
+                get_field(turn, f"{where}: a turn", "emotion-point")
     return dialogues
 
 

@@ -29,11 +29,12 @@ from string import Template
 from accelerate.utils import gather_object
 
 from rlmt.data import check_ids, read_rows
+from rlmt.foreign import answer_shows_response, split_answer
 from rlmt.endpoint import TWO_LINES, Endpoint, dollars, try_endpoint
 from rlmt.scorers import Who, connect, load_function
 from rlmt.verdicts import verdict_of
 from rlver.prompts import NAMES, PLANNER, RULES, SPEAKER, SYSTEM
-from utils import ASK_THINKING, fail, shows_response, split_thinking
+from utils import ASK_THINKING, fail
 
 User = Endpoint | Callable[[dict, dict], tuple[str, float]]
 
@@ -156,21 +157,17 @@ def add_model_turn(
     text: str,
     think_format: str,
     finished: bool = True,
-    split: Callable = split_thinking,
-    shows: Callable = shows_response,
 ) -> None:
     """Adds a turn of the tested model. The user hears it without the thinking.
 
     Args:
         text: the reply as it was generated, decoded without its end-of-turn token.
-        think_format: a key of utils.THINK_FORMATS, or what `split` and `shows` know.
+        think_format: a key of THINK_FORMATS or FOREIGN_STYLES.
         finished: False if the token limit cut the reply off.
-        split: returns the ThinkParts of (text, format, finished).
-        shows: tells whether (text, format) has the mark behind which the response begins.
     """
-    parts = split(text, think_format, finished)
+    parts = split_answer(text, think_format, finished)
     heard = parts.response
-    if not shows(text, think_format):  # nothing tells thinking from response
+    if not answer_shows_response(text, think_format):  # nothing tells thinking from response
         heard = text.strip()
     turn = {
         "role": "assistant",

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 import eval_benchmarks
 from rlmt import chat as templates
 from benchmarks.shared import judged_part
-from rlmt.foreign import FOREIGN_STYLES
+from rlmt.foreign import FOREIGN_STYLES, split_answer
 import trl
 from benchmarks.shipped import use_as_shipped
-from benchmarks.tested_model import TestedModel, split_answer
+from benchmarks.tested_model import TestedModel
 
 SHIPPED = Path(trl.__file__).parent / "chat_templates"
 R1 = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]
