@@ -9,7 +9,8 @@ them.
     python eval_benchmarks.py traits ...         # which traits of planning a checkpoint shows: benchmarks/traits.py
 
 --data is the benchmark's file, the folder that holds its files, or a hub dataset; data/README.md says where
-they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows.
+they come from. --from is .jsonl or .jsonl.gz; benchmarks/table.py names the fields of its rows. Answers that
+hold thinking need --think-format.
 
 A completion that does not have its think format (its thinking is not closed, say) is scored as an empty
 answer, and counted under its status. One that the token limit cut off is scored as far as it goes. An

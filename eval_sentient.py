@@ -59,14 +59,13 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, write_jsonl
-from rlmt.endpoint import has_no_reply
+from rlmt.endpoint import check_answered, has_no_reply
 from rlmt.run import Run, digests_of, parse_args
 from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
 from rlmt.scorers import Who, read_who
 from benchmarks import shared
 from benchmarks.flags import JudgeFlags, ModelFlags
-from benchmarks.judge import check_answered
 from benchmarks.scoring import for_summary, index_row
 from benchmarks.tested_model import Answer, TestedModel
 from rlver import prompts, sentient, simulated_user

@@ -22,8 +22,8 @@ class ModelFlags:
     """Use only the first tasks, or users; 0: all."""
     think_format: Literal["auto", *THINK_FORMATS, *FOREIGN_STYLES] = "auto"
     """auto: what the model's think_format.json says, else what its chat template shows: tags (Qwen3, R1),
-    channels (gpt-oss), gemma or plain. Behind an endpoint: plain. If it was a guess, </think> ends the
-    run."""
+    channels (gpt-oss), gemma or plain. Behind an endpoint and of stored answers: plain. If it was a guess,
+    thinking ends the run."""
     chat_template: str = "auto"
     """auto: the model's own. Or chatml, llama3, plain, or a Jinja file, which is used as it is. With a Zero
     format also a text file, the instruction before the prompt. Behind an endpoint the server applies its

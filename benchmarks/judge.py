@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlmt.chat import load_tokenizer
-from rlmt.endpoint import TWO_LINES, Endpoint, Reply, has_no_reply, try_endpoint
+from rlmt.endpoint import TWO_LINES, Endpoint, Reply, check_answered, try_endpoint
 from rlmt.run import digests_of
 from rlmt.scorers import Who, connect, load_function, read_who
 from rlmt.vllm import serve
@@ -52,11 +52,6 @@ class Judge:
 
     # --- before anything is generated
 
-    @property
-    def is_model(self) -> bool:
-        """Returns whether it replies in text, to requests."""
-        return self.who.kind in ("folder", "endpoint")
-
     def check(self) -> None:
         """Exits with 2 if the judge cannot be asked, as far as that can be told without asking it."""
         if self.who.kind == "folder":
@@ -71,7 +66,7 @@ class Judge:
 
     def check_is_model(self, benchmark: str) -> None:
         """Exits with 2 unless the judge is a model, which the benchmark needs."""
-        if not self.is_model:
+        if self.who.kind not in ("folder", "endpoint"):
             fail(f"{benchmark} needs --judge: a model's name, or local:FOLDER")
 
     def check_start(self, run: Path, tasks: list[dict], max_tokens: int, is_asked: bool) -> None:
@@ -165,25 +160,6 @@ def text_of_verdict(reply: Reply) -> str:
     if reply.error:
         return ""
     return reply.text
-
-
-def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
-    """Ends a run before its summary if a larger share of the calls than --max-invalid got no reply, as in an
-    outage: --resume asks them again.
-
-    Fewer are invalid rows. So are replies that cannot be read and requests that are refused for good, which
-    would only come again.
-
-    Args:
-        errors: of every reply, "" for a good one.
-        who: what was asked.
-    """
-    unanswered = [error for error in errors if has_no_reply(error)]
-    if len(unanswered) > max_invalid * len(errors):
-        fail(
-            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command with --resume asks only them "
-            f"again, and a larger --max-invalid takes them as invalid. The first: {unanswered[0]}"
-        )
 
 
 def digests_of_judge(word: str) -> list[str]:

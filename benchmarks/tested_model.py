@@ -7,11 +7,10 @@ import sys
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from benchmarks.judge import check_answered
 from benchmarks.shipped import use_as_shipped
 from rlmt.chat import context_length, encode_prompt, load_config, load_tokenizer, read_trained_as
 from rlmt.data import append_jsonl, read_log, write_jsonl
-from rlmt.endpoint import Endpoint, has_no_reply, is_cut_off
+from rlmt.endpoint import Endpoint, check_answered, has_no_reply, is_cut_off
 from rlmt.foreign import FOREIGN_STYLES, split_answer, style_in, style_of
 from rlmt.saved import generate
 from rlmt.sampler import Sampling, ThinkingBudget, text_of

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rewards import Values, has_field
 from rewards.judge_prompts import PROMPTS
-from rlmt.endpoint import TWO_LINES, Endpoint, Reply, has_no_reply, try_endpoint
+from rlmt.endpoint import TWO_LINES, Endpoint, Reply, check_answered, try_endpoint
 from rlmt.verdicts import read_object
 
 REPLY_TOKENS = 1024  # enough for a judge that does not think first
@@ -199,8 +199,8 @@ IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.
 def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> list[list[dict] | None]:
     """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
-    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Raises
-    ConnectionError if more than 1 % of the calls got no reply, as in an outage.
+    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Exits with 2 if more
+    than 1 % of the calls got no reply, as in an outage.
     """
 
     def read_criteria(text: str) -> list[dict]:
@@ -217,10 +217,5 @@ def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> 
 
     requests = [request("write", max_tokens, row, "reference") for row in rows]
     replies = judge.ask(requests, read_criteria, name="write")
-    unanswered = [reply.error for reply in replies if has_no_reply(reply.error)]
-    if len(unanswered) > max(1, len(replies) // 100):
-        raise ConnectionError(
-            f"{len(unanswered)} of {len(replies)} rubrics got no reply, so no file is written; the same command asks "
-            f"again for these alone. The first: {unanswered[0]}"
-        )
+    check_answered([reply.error for reply in replies], "rubrics", 0.01)
     return [reply.value for reply in replies]

@@ -30,7 +30,6 @@ import os
 import random
 import re
 import socket
-import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -59,7 +58,6 @@ KEPT_HEADERS = {"host", "content-length", "content-type", "accept", "accept-enco
 TWO_LINES = "The first line of an answer.\nThe second line."  # what judges are shown before there are answers
 JITTER = random.Random()  # not the global generator, from which training draws
 CHECKS = Counter()  # US dollars that `try_endpoint` has paid in this process, by the store of the run
-OTHER_NAMES = set()  # (base URL, name in its replies) of which a warning has been printed
 
 
 class Reply(NamedTuple):
@@ -407,13 +405,7 @@ class Endpoint:
         with open(self.store, "a") as file:
             file.write(hide_key(json.dumps(row), self.key) + "\n")
         self._read_store()  # as the next start does
-        if not is_answer(body):
-            return False
-        name = self._in_one_line(name_in(body))
-        if name not in ("", self.model) and (self.base_url, name) not in OTHER_NAMES:
-            OTHER_NAMES.add((self.base_url, name))
-            print(f"WARNING: {self.base_url}: {self.model} was asked, {name} replies", file=sys.stderr)
-        return True
+        return is_answer(body)
 
     def _in_one_line(self, text: str) -> str:
         """Shortens a text for a message: one line of at most 300 characters, without any key."""
@@ -476,6 +468,25 @@ def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable =
     endpoint.cost += client.cost
     CHECKS[endpoint.store] += client.cost
     print(f"{flag} {endpoint.model} answers at {endpoint.base_url}", flush=True)
+
+
+def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
+    """Ends a run before its summary if a larger share of the calls than `max_invalid` got no reply, as in an
+    outage: a later start asks them again.
+
+    Fewer are invalid rows. So are replies that cannot be read and requests that are refused for good, which
+    would only come again.
+
+    Args:
+        errors: of every reply, "" for a good one.
+        who: what was asked.
+    """
+    unanswered = [error for error in errors if has_no_reply(error)]
+    if len(unanswered) > max_invalid * len(errors):
+        fail(
+            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command, with --resume if it has that, asks "
+            f"only them again; --max-invalid, if it has that, takes more as invalid. The first: {unanswered[0]}"
+        )
 
 
 # --- 3. whose key goes where

@@ -328,7 +328,6 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
         for i, row in enumerate(read_log(tmp_path / protocol / "rows.jsonl")):
             expected = won if len(row["output_2"]) > len(baseline[i]["output"]) else 3 - won
             assert row["preference"] == pytest.approx(expected) and row["index"] == i
-    assert done.stderr.count("longer was asked, m replies") == 1
     summary = json.loads((tmp_path / "official" / "summary.json").read_text())
     assert summary["n"] == 10 and summary["n_invalid"] == 0 and summary["win_rate"] < 75
     assert summary["replied"] == {}  # that server does not say

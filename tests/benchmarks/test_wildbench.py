@@ -283,7 +283,7 @@ def test_reward_by_an_http_judge_and_no_call_twice(serve, evaluate, tmp_path):
 def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_folder):
     """The toy base model says nothing that a judge would say, so every verdict is invalid after its
     attempts."""
-    words = ["--limit", 3, "--out", tmp_path / "x", "--mode", "score"]
+    words = ["--limit", 3, "--out", tmp_path / "x", "--mode", "score", "--think-format", "plain"]
     words += ["--judge", f"local:{local_judge_folder}", "--judge-max-tokens", 8]
     evaluate(*words, "--generate-only")
     answers = (tmp_path / "x" / "generations.jsonl").read_text()
