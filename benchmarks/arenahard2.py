@@ -292,7 +292,10 @@ def score(rows: list[dict], data: Path, source: str) -> dict:
         result["category"] = task["category"]
         result["style"] = None
         if row.get("model_metadata") and task["baseline"]:
-            check_types(row["model_metadata"], f"{source}:{result['line']}", "token_len", *MARKDOWN)
+            where = f"{source}:{result['line']}"
+            check_types(row["model_metadata"], where, "token_len", *MARKDOWN)
+            for name in MARKDOWN:
+                check_types(row["model_metadata"][name], where)
             result["style"] = style_features(row["model_metadata"], task["baseline"]["metadata"])
         for game, text in zip(("game1", "game2"), row_verdicts(row, f"{source}:{result['line']}")):
             try:

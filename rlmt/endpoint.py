@@ -29,7 +29,6 @@ import json
 import os
 import random
 import re
-import socket
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -46,10 +45,10 @@ from utils import fail
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT = 60  # seconds between two tries, unless the server names a time
 LONGEST_BAN = 3600  # seconds that a Retry-After is waited for, at most
-PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # so a dead connection ends after 2 minutes
 CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
-# tokens per second; a call waits for a reply that comes as slowly, or for its turn at a busy server
-SLOWEST = 5
+# tokens per second; a call waits as long as max_tokens take at this rate. A dead connection looks the same, so it
+# costs 9 minutes for 8,192 tokens; a reply of half that length may come at half the rate
+SLOWEST = 15
 REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
 SHORTEST_KEY = 16  # characters; a shorter one is a placeholder for a local server, such as EMPTY or anything
@@ -132,7 +131,7 @@ def name_in(answer: dict) -> str:
 
 def read_usage(body: Any) -> tuple[int, int]:
     """Returns the tokens in and out of a reply; zeros if the endpoint does not tell."""
-    with suppress(LookupError, TypeError, ValueError):
+    with suppress(LookupError, TypeError, ValueError, OverflowError):
         return int(body["usage"]["prompt_tokens"]), int(body["usage"]["completion_tokens"])
     return 0, 0
 
@@ -414,8 +413,7 @@ class Endpoint:
 
 def open_client(base_url: str, key: str):
     """Returns a client of openai that sends one try per call, to this server alone, with its key or none."""
-    from aiohttp import ClientSession, TCPConnector  # slow to import, and most runs ask nobody
-    from openai import AsyncOpenAI, DefaultAioHttpClient
+    from openai import AsyncOpenAI, DefaultAioHttpClient  # slow to import, and most runs ask nobody
 
     async def set_headers(request) -> None:
         # OPENAI_ORG_ID, OPENAI_CUSTOM_HEADERS and their like are for another server
@@ -429,24 +427,8 @@ def open_client(base_url: str, key: str):
         follow_redirects=False,  # key and prompts are for this server alone
         event_hooks={"request": [set_headers]},
     )
-    transport = http_client._transport
-    transport.client = lambda: ClientSession(
-        connector=TCPConnector(
-            limit=transport.limits.max_connections, ssl=transport.ssl_context, socket_factory=probed_socket
-        )
-    )
     # openai wants a key, and does not send this one
     return AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, http_client=http_client)
-
-
-def probed_socket(address: tuple) -> socket.socket:
-    """Makes a socket for an address of aiohttp, (family, type, protocol, ...), whose peer is probed while it is
-    silent."""
-    made = socket.socket(*address[:3])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name in PROBES.keys() & vars(socket).keys():  # macOS has not all of them
-        made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), PROBES[name])
-    return made
 
 
 def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> None:

@@ -88,7 +88,7 @@ def test_refusals(text, expected):
 # --- whole runs
 
 CASES = {  # the replies, of which the last stays; why it is dropped ("": a good trace); and the calls it takes
-    "good": ([tagged()], "", 1),
+    "good": ([tagged()], "", 2),  # the first one is asked in the check too
     "unreadable twice": ([PLAN, PLAN, tagged()], "", 3),
     "429, unreadable, half a body": ([Fault("429"), "<think>", Fault("short body"), tagged()], "", 4),
     "Ответь, пожалуйста": ([tagged(response=RUSSIAN)], "", 1),
