@@ -185,7 +185,9 @@ class Partner(TestedModel):
         context = context_length(load_config(self.name))
         self.max_prompt_tokens = context - self.max_tokens
         log = run / "vllm.log"
-        with saved_sampler(self.name, self.tokenizer, sampling, context, log=log, **self.of_sampler) as self.sampler:
+        with saved_sampler(
+            self.name, self.tokenizer, sampling, context, log=log, **self.of_sampler
+        ) as self.sampler:
             yield
 
     def messages(self, dialogue: dict) -> list[dict]:

@@ -97,8 +97,8 @@ def judge_fields(task: dict, answer: str, data: Path, protocol: str) -> dict[str
 
 
 def parse_reply(reply: str | dict, data: Path | None = None) -> str | float:
-    """Returns A or B, the first one with rank 1 in the judge's JSON; of a choice with log-probabilities the share
-    of A, see `read_chance`. Raises ValueError if there is none.
+    """Returns A or B, the first one with rank 1 in the judge's JSON; of a choice with log-probabilities the
+    share of A, see `read_chance`. Raises ValueError if there is none.
 
     As in the paper's code, a rank is whatever int() takes for 1.
     """
@@ -125,7 +125,9 @@ def read_chance(choice: dict) -> float:
         raise ValueError("no log-probabilities; --protocol paper needs none") from error
     total = chances.get("m", 0.0) + chances.get("M", 0.0)
     if not LEAST_MASS <= total < math.inf:
-        raise ValueError(f"m and M have a chance of {total:.2g} as the first token; --protocol paper lets a judge write")
+        raise ValueError(
+            f"m and M have a chance of {total:.2g} as the first token; --protocol paper lets a judge write"
+        )
     return chances.get("m", 0.0) / total
 
 

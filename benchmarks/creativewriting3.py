@@ -124,8 +124,8 @@ def parse_reply(text: str, data: Path | None = None) -> dict[str, float]:
     """Returns a judge's marks by name: every `name: 7` or `name: Score 7`, then every `name: [7]`.
 
     The last mark of a name counts. Drops marks above 20, and thinking before the marks. With `data` only the
-    names of criteria count. Raises ValueError if no mark is left; with `data` also if the last criterion, or more
-    than half of them or of the negative ones, has none.
+    names of criteria count. Raises ValueError if no mark is left; with `data` also if the last criterion, or
+    more than half of them or of the negative ones, has none.
     """
     text = without_markdown(verdict_of(text))
     found = re.findall(rf"(.*?):\s*(?:Score\s+)?{NUMBER}", text)

@@ -56,7 +56,9 @@ class Judge:
         """Exits with 2 if the judge cannot be asked, as far as that can be told without asking it."""
         if self.who.kind == "folder":
             if not find_spec("vllm"):
-                fail(f"--judge {self.name}: vLLM, which serves it, is not installed; `make setup` installs it")
+                fail(
+                    f"--judge {self.name}: vLLM, which serves it, is not installed; `make setup` installs it"
+                )
             if not load_tokenizer(self.who.name).chat_template:
                 fail(f"--judge {self.name} has no chat template; name an instruct model")
         elif self.who.kind == "endpoint":
@@ -134,8 +136,9 @@ class Judge:
     ) -> list[Reply]:
         """Returns the replies of a model in the order of the requests; judge.jsonl keeps all of them raw.
 
-        `parse` raises ValueError for a reply that it cannot read, see `Endpoint.ask`; the request is then sent
-        again, `n_retries` times at most. Exits with 2 if too many requests got no reply, see `check_answered`.
+        `parse` raises ValueError for a reply that it cannot read, see `Endpoint.ask`; the request is then
+        sent again, `n_retries` times at most. Exits with 2 if too many requests got no reply, see
+        `check_answered`.
         """
         if not requests:  # as where every comparison is decided without a judge
             return []

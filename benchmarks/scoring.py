@@ -20,11 +20,12 @@ import pandas as pd
 from rlmt.data import read_rows, read_source
 from utils import fail
 
-TEXT = str | None
-NUMBER = int | float | None
 ROW_TYPES = {  # of what stored rows, verdicts and dialogues may have
-    **dict.fromkeys("response completion output_2 judge_text title model_is reference primary_tag ended".split(), TEXT),
-    **dict.fromkeys(("preference", "reward", "output_len", "reference_len"), NUMBER),
+    **dict.fromkeys(
+        "response completion output_2 judge_text title model_is reference primary_tag ended".split(),
+        str | None,
+    ),
+    **dict.fromkeys(("preference", "reward", "output_len", "reference_len"), int | float | None),
     **dict.fromkeys(("role", "content", "model_output"), str),
     **dict.fromkeys(("emotion-point", "emo_point", "token_len"), int | float),
     **dict.fromkeys(("header_count", "list_count", "bold_count"), dict),
@@ -135,8 +136,8 @@ def match_rows(
 ) -> list[dict]:
     """Returns a result {task, key, line} for every row, found by all of its keys that some task has.
 
-    Exits with 2 if they fit no task or several, for a second row of a task unless `several_samples`, and for a
-    field that is not of its type.
+    Exits with 2 if they fit no task or several, for a second row of a task unless `several_samples`, and for
+    a field that is not of its type.
     """
     positions = index_tasks(tasks, keys)
     results = []

@@ -32,8 +32,8 @@ def check_no_thinking(text: str, what: str) -> None:
     style = style_in(text)
     if style:
         fail(
-            f"{what} shows thinking, which would be judged; pass --think-format {style} or one of ours, or plain if "
-            "the whole text is meant"
+            f"{what} shows thinking, which would be judged; pass --think-format {style} or one of ours, or "
+            "plain if the whole text is meant"
         )
 
 
@@ -136,7 +136,8 @@ class TestedModel:
             return stored or "auto"
         if stored not in (None, self.asked_format):
             fail(
-                f"{self.name} was trained to the format {stored!r}, not {self.asked_format!r}; leave out --think-format"
+                f"{self.name} was trained to the format {stored!r}, not {self.asked_format!r}; leave out "
+                "--think-format"
             )
         return self.asked_format
 
@@ -181,7 +182,8 @@ class TestedModel:
         if self.is_chat:
             if self.chat_template != "auto":
                 fail(
-                    f"--chat-template {self.chat_template}: the server at --model-url applies its own; start it with "
+                    f"--chat-template {self.chat_template}: the server at --model-url applies its own; start "
+                    "it with "
                     f"`vllm serve {self.name} --chat-template FILE`, and leave the flag out here"
                 )
             self.connect(Path())

@@ -76,7 +76,8 @@ def _ask(
 
 
 class Trial(NamedTuple):
-    """Stands for a judge in a reward: asks the first request only, and exits with 2 if its reply cannot be read."""
+    """Stands for a judge in a reward: asks the first request only; exits with 2 if its reply cannot be
+    read."""
 
     judge: Endpoint
     flag: str
@@ -199,8 +200,8 @@ IMPORTANCE = {"essential": 1.0, "important": 0.7, "optional": 0.3, "pitfall": 0.
 def write_rubrics(rows: list[dict], judge: Endpoint, max_tokens: int = 4096) -> list[list[dict] | None]:
     """Has the judge write a rubric, [{criterion, weight}], for each {messages, reference} (RaR, section 3).
 
-    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Exits with 2 if more
-    than 1 % of the calls got no reply, as in an outage.
+    7 to 20 criteria, with the weights of IMPORTANCE. None where the rubric cannot be read. Exits with 2 if
+    more than 1 % of the calls got no reply, as in an outage.
     """
 
     def read_criteria(text: str) -> list[dict]:

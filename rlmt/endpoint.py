@@ -46,8 +46,8 @@ OPENAI_URL = "https://api.openai.com/v1"
 MAX_WAIT = 60  # seconds between two tries, unless the server names a time
 LONGEST_BAN = 3600  # seconds that a Retry-After is waited for, at most
 CHECK_RETRIES = 2  # of `try_endpoint`; other calls have `retries`
-# tokens per second; a call waits as long as max_tokens take at this rate. A dead connection looks the same, so it
-# costs 9 minutes for 8,192 tokens; a reply of half that length may come at half the rate
+# tokens per second; a call waits as long as max_tokens take at this rate. A dead connection looks the same, so
+# it costs 9 minutes for 8,192 tokens; a reply of half that length may come at half the rate
 SLOWEST = 15
 REPEAT_TEMPERATURE = 0.3  # at least, of a request whose reply could not be read
 NO_REPLY = "no reply"  # begins the error of a request whose calls all failed; see `has_no_reply`
@@ -87,8 +87,8 @@ def dollars(tokens: tuple[float, float], price: tuple[float, float]) -> float:
 
 
 def completion_in(body: Any) -> dict | None:
-    """Returns the choice in the body of a reply with HTTP 200; None if it has none, if its text is no text but
-    parts of one, or if it ended by an error."""
+    """Returns the choice in the body of a reply with HTTP 200; None if it has none, if its content is not a
+    text, or if it ended by an error."""
     with suppress(LookupError, TypeError, AttributeError):
         choice = body["choices"][0]
         if isinstance(text_of(choice), str) and not re.search("error|abort|cancel", reason_of(choice)):
@@ -151,7 +151,8 @@ class Endpoint:
     Reports may read `cost` in US dollars and `calls`.
 
     A call starts only if its worst case fits the budget: as many tokens as `token_limits` says. Replies cost
-    what their usage says, broken-off ones their worst case, HTTP errors and calls that never connected nothing.
+    what their usage says, broken-off ones their worst case, HTTP errors and calls that never connected
+    nothing.
     """
 
     model: str
@@ -432,8 +433,8 @@ def open_client(base_url: str, key: str):
 
 
 def try_endpoint(endpoint: Endpoint, request: dict, flag: str, parse: Callable = str.strip) -> None:
-    """Asks the first request that the run will ask, and reads the reply as the run will; exits with code 2, naming
-    `flag`, if no answer comes or if it cannot be read.
+    """Asks the first request that the run will ask, and reads the reply as the run will; exits with code 2,
+    naming `flag`, if no answer comes or if it cannot be read.
 
     So a wrong key, model or URL, a parameter that the server refuses, or a judge that writes something else
     ends a run before its folder is made and before anything is generated. The reply is not kept; what it cost
@@ -466,8 +467,9 @@ def check_answered(errors: list[str], who: str, max_invalid: float) -> None:
     unanswered = [error for error in errors if has_no_reply(error)]
     if len(unanswered) > max_invalid * len(errors):
         fail(
-            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command, with --resume if it has that, asks "
-            f"only them again; --max-invalid, if it has that, takes more as invalid. The first: {unanswered[0]}"
+            f"{who}: {len(unanswered)} of {len(errors)} got no reply; the same command, with --resume if it "
+            "has that, asks only them again; --max-invalid, if it has that, takes more as invalid. The first: "
+            f"{unanswered[0]}"
         )
 
 

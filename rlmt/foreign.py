@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from utils import THINK_FORMATS, ThinkParts, join_thinking, shows_response, split_thinking
 
-# What marks thinking in any style that we know: <think>, [THINK], <seed:think>, <thought>, ◁think▷, <|START_THINKING|>,
-# <|channel|>analysis, and analysis...assistantfinal where a server has dropped gpt-oss's tokens.
+# What marks thinking in any style that we know: <think>, [THINK], <seed:think>, <thought>, ◁think▷,
+# <|START_THINKING|>, <|channel|>analysis, and analysis...assistantfinal where a server has dropped gpt-oss's
+# tokens.
 _WORD = r"[\w:.-]{0,30}(?:think|thought|reasoning|scratchpad)[\w:.-]{0,30}"
 CLOSES_THINKING = (
     rf"(?:(?i:(?:[<◁]|&lt;)[|｜]?/ *{_WORD}[|｜]?(?:[>▷]|&gt;)|<[|｜]end_{_WORD}[|｜]>)|\[/THINK(?:ING)?\])"
@@ -97,8 +98,8 @@ def split_foreign(text: str, style: ForeignStyle, finished: bool) -> ThinkParts:
     """Splits a completion into thinking and response, both stripped; utils.split_thinking does so for our
     formats.
 
-    Thinking that is opened, in whatever style, and not closed in this one has no response. The status is never
-    `no_open` or `nested`.
+    Thinking that is opened, in whatever style, and not closed in this one has no response. The status is
+    never `no_open` or `nested`.
     """
     thinking = ""
     response = text  # if it answered without thinking

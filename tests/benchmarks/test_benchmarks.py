@@ -51,6 +51,26 @@ def test_the_figures_are_those_of_the_published_texts(tmp_path):
         assert path.read_bytes() == (PUBLISHED / path.relative_to(tmp_path)).read_bytes()
 
 
+def test_stored_rows_of_other_types_or_with_thinking(tmp_path, exits):
+    data = write(tmp_path / "data.jsonl", [{"question": "Q", "answer": "#### 7"}])
+    out = tmp_path / "out.json"
+
+    def main(**row):
+        rows = write(tmp_path / "rows.jsonl", [{"question": "Q", **row}])
+        eval_benchmarks.main(
+            evaluation(name="gsm8k", data=str(data), from_=str(rows), out=str(out), **flags).args
+        )
+
+    flags = {}
+    for wrong in ({"response": ["#### 7"]}, {"response": "#### 7", "reward": "0.5"}):
+        assert f"rows.jsonl:1: field {list(wrong)[-1]} is" in exits(main, **wrong)
+    thinking = "<think>maybe #### 7</think>\n#### 8"
+    assert "rows.jsonl:1: response shows thinking" in exits(main, response=thinking)
+    flags = {"think_format": "tags"}
+    main(response=thinking)
+    assert json.loads(out.read_text())["accuracy"] == 0
+
+
 # --- words
 
 

@@ -175,9 +175,26 @@ def test_what_a_template_opens_belongs_to_the_turn(folders):
 
 def test_thinking_that_no_template_announces_ends_the_run(folders, exits):
     model = model_in(folders["qwen2_5"])
-    model.check_plain("y")
-    texts = {"tags": "z </think> y", "channels": f"{ANALYSIS}z{FINAL}y", "gemma": "<|channel>z<channel|>y"}
-    for style, text in texts.items():
-        assert f"--think-format {style}" in exits(model.check_plain, text)
+    model.check_plain("y, with <think> in it, in the final analysis")
+    texts = {
+        "tags": [
+            "z </think> y",
+            "<think> cut",
+            "Sure. <thought> cut",
+            "[THINK]z[/THINK]y",
+            "<seed:think>z</seed:think>y",
+        ],
+        "channels": [
+            f"{ANALYSIS}z{FINAL}y",
+            f"{ANALYSIS}cut",
+            "analysisWe cut",
+            "analysisI z.assistantfinaly",
+        ],
+        "gemma": ["<|channel>z<channel|>y", "<|channel>thought\ncut"],
+    }
+    for style, shown in texts.items():
+        for text in shown:
+            assert f"--think-format {style}" in exits(model.check_plain, text)
+            assert split_answer(text, style).response == ("" if "cut" in text else "y")
     model_in(folders["qwen2_5"], think_format="plain").check_plain("z </think> y")
     model_in(folders["qwen3"]).check_plain("z </think> y")

@@ -42,16 +42,13 @@ DRAFT = '{"score": "2"} no, better'
         (f'<think>{DRAFT}</think><think>{DRAFT}</think>{{"score": "7"}}', "stop", "7"),
         (f'<|channel|>analysis<|message|>{DRAFT}<|channel|>final<|message|>{{"score": "7"}}', "stop", "7"),
         (f"<think>{DRAFT}", "stop", None),
-        (f"<think>{DRAFT}", "length", None),
         (DRAFT, "length", None),  # the template opened the thinking
         (f"<|channel|>analysis<|message|>{DRAFT}", "stop", None),
-        (f"<think>a</think><think>{DRAFT}", "stop", None),
         (f"Let me see.\n<think>\n{DRAFT}", "stop", None),
         (f"{DRAFT}</think>", "stop", None),
         (f'<think>a</think>{DRAFT} {{"score": "7"}}', "stop", None),
         ('{"score":"1', "length", None),  # cut from 10
         ('{"score":"1', "stop", None),
-        ('{"score": 1', "stop", None),
         ('{"score": "7"}', "length", None),
         ('{"score": "7"}', "content_filter", None),
     ],
@@ -103,11 +100,8 @@ NO_VERDICTS = [  # a reader, and replies that it refuses
         [
             '{"choice": "a+"}',
             '{"choice": ["A+"]}',
-            '{"choice": ',
-            '{"choice": "A',
             '{"reason": "x", "choice": "B+"',
             '{"choice": "A+", "choice": "B+"}',
-            '{"choice": "A+"} or {"choice": "B+"}',
             "{'choice': 'A+'}",
             '["A+"]',
             '{"Choice": "A+"}',
@@ -339,7 +333,10 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (summary["n_invalid"], summary["replied"]["judge"]) == (10, ["m"])
     assert all(summary[metric] is None for metric in BENCHMARKS["alpacaeval2"].metrics)
-    for content in ("<think>", "M"):  # a judge that thinks first, or gives no log-probabilities: asked once, then 2
+    for content in (
+        "<think>",
+        "M",
+    ):  # a judge that thinks first, or gives no log-probabilities: asked once, then 2
         tops = [{"token": content, "logprob": -0.1}, {"token": "m", "logprob": -4.0}]
         logprobs = {"content": [{"top_logprobs": tops}]} if content != "M" else None
         choice = {"message": {"content": content}, "finish_reason": "length", "logprobs": logprobs}

@@ -2,6 +2,7 @@
 runs with a real HTTP judge."""
 
 import json
+import multiprocessing
 import re
 from functools import partial
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_wb_reward_of_all_published_verdict_counts():
         assert out["wb_reward"] == pytest.approx(100 * float(expected["published_reward"]), abs=1e-6)
         assert [out[name] for name in choices] == [int(expected[name]) for name in choices]
         assert out["n_skipped"] == len(rows) - len(names)
+
+
+def append_values(run: Path, barrier) -> None:
+    run.mkdir()
+    barrier.wait()
+    row = scoring.index_row("b", {"m": 1.0, "n": 3, "n_invalid": 0}, "m", "f")
+    scoring.add_to_index(run, [row])
+
+
+def test_evaluations_that_end_together_write_one_header(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(4)
+    writers = [fork.Process(target=append_values, args=(tmp_path / name, barrier)) for name in "abcd"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(row["run"] for row in table(tmp_path / "runs.csv")) == list("abcd")
 
 
 # --- rules by hand

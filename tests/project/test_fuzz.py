@@ -192,7 +192,9 @@ def test_no_reply_is_read_as_what_it_does_not_say(reply):
     read(traits.read_traits, reply, 5)
 
 
-quotes = noise.filter(lambda text: "think" not in text)  # what stands before an end of thinking is not the reply
+quotes = noise.filter(
+    lambda text: "think" not in text
+)  # what stands before an end of thinking is not the reply
 
 
 @given(quotes, quotes, marks, st.sampled_from(list(wildbench.CHOICES)), noise)

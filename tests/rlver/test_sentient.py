@@ -53,6 +53,15 @@ def test_the_published_scores(tmp_path):
             assert stored["emo_point"] == emotion
 
 
+@pytest.mark.parametrize(
+    "turn", [7, {"role": "user", "content": "hi"}, {"role": "assistant", "content": ["ho"]}]
+)
+def test_a_dialogue_that_cannot_be_scored_is_named(tmp_path, exits, turn):
+    path = tmp_path / "dialogues.jsonl"
+    write_jsonl(path, [{"id": 1, "emo_point": 50, "history": [turn]}])
+    assert f"{path}:1: a turn: " in exits(rescore, path, tmp_path / "o.json")
+
+
 def test_a_score_by_hand():
     long = talk(("a", 10), ("b", -20), ("c", 5))  # 40 50 30 35
     short = talk(("a", 60))  # 40 100, and stays there
