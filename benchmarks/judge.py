@@ -35,7 +35,6 @@ class Judge:
         self.max_tokens = args.judge_max_tokens
         self.max_invalid = args.max_invalid
         self.seed = args.seed
-        self.omit = args.omit
         self.of_server = {
             "tensor_parallel": args.judge_tensor_parallel,
             "data_parallel": args.data_parallel,

@@ -326,7 +326,7 @@ class TraitJudge(Judge):
             traits,
             [(pair["messages"], pair["baseline"]) for pair in pairs],
             digests_of_judge(self.name),
-            *self.omit,
+            *self.of_endpoint["omit"],
         ]
         return shared.short_hash(json.dumps(contents))
 

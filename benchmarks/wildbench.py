@@ -455,7 +455,7 @@ class WildBenchJudge(Judge):
         if self.mode == "program":
             judging.append([[task["messages"], task.get("checklist")] for task in tasks])
         else:
-            judging += [self.protocol, *self.omit]
+            judging += [self.protocol, *self.of_endpoint["omit"]]
             # all that a judge reads but the answer; in both orders, because the drawn ones follow from --seed
             judging.append(self.requests_if_all_answer(tasks, "", orders="both"))
         if self.mode == "reward":

@@ -100,10 +100,7 @@ NO_VERDICTS = [  # a reader, and replies that it refuses
         [
             '{"choice": "a+"}',
             '{"choice": ["A+"]}',
-            '{"reason": "x", "choice": "B+"',
             '{"choice": "A+", "choice": "B+"}',
-            "{'choice': 'A+'}",
-            '["A+"]',
             '{"Choice": "A+"}',
             '{"choice": "Ａ＋"}',
         ],
@@ -333,13 +330,10 @@ def test_alpacaeval2_judged_by_both_protocols(here, tmp_path, serve):
     summary = json.loads((tmp_path / "prose" / "summary.json").read_text())
     assert (summary["n_invalid"], summary["replied"]["judge"]) == (10, ["m"])
     assert all(summary[metric] is None for metric in BENCHMARKS["alpacaeval2"].metrics)
-    for content in (
-        "<think>",
-        "M",
-    ):  # a judge that thinks first, or gives no log-probabilities: asked once, then 2
-        tops = [{"token": content, "logprob": -0.1}, {"token": "m", "logprob": -4.0}]
-        logprobs = {"content": [{"top_logprobs": tops}]} if content != "M" else None
-        choice = {"message": {"content": content}, "finish_reason": "length", "logprobs": logprobs}
+    # a judge that thinks first, or gives no log-probabilities, is found by the check
+    tops = [{"token": "<think>", "logprob": -0.1}, {"token": "m", "logprob": -4.0}]
+    for logprobs in ({"content": [{"top_logprobs": tops}]}, None):
+        choice = {"message": {"content": "m"}, "logprobs": logprobs}
         server.behave = lambda text, n, choice=choice: (200, {"choices": [choice]})
         done = here(*command, "--out", tmp_path / "none")
         assert done.returncode == 2 and "--protocol paper" in done.stderr and not (tmp_path / "none").exists()
