@@ -500,8 +500,8 @@ def test_best_at_k():
     correct = [True, False, False, False, True]
     for k in range(1, 6):
         chosen = []
-        for places in itertools.combinations(range(5), k):
-            chosen.append(correct[max(places, key=lambda place: rewards[place])])  # the first of equals
+        for indices in itertools.combinations(range(5), k):
+            chosen.append(correct[max(indices, key=rewards.__getitem__)])  # the first of equals
         assert accuracy.best_at_k(rewards, correct, k) == pytest.approx(sum(chosen) / len(chosen))
 
 
