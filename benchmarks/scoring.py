@@ -20,23 +20,19 @@ import pandas as pd
 from rlmt.data import read_rows, read_source
 from utils import fail
 
-ROW_TYPES = {  # of what stored rows, verdicts and dialogues may have
-    **dict.fromkeys(
-        "response completion output_2 judge_text title model_is reference primary_tag ended".split(),
-        str | None,
-    ),
-    **dict.fromkeys(("preference", "reward", "output_len", "reference_len"), int | float | None),
-    **dict.fromkeys(("role", "content", "model_output"), str),
-    **dict.fromkeys(("emotion-point", "emo_point", "token_len"), int | float),
-    **dict.fromkeys(("header_count", "list_count", "bold_count"), dict),
-    **dict.fromkeys("iteration h1 h2 h3 h4 h5 h6 ordered unordered ** __".split(), int),
-    "id": str | int,
-    "session_id": str | int,
-    "model_metadata": dict | None,
-    "games": list,
-    "history": list,
-    "secondary_tags": list | None,
+NAMES = {  # of the fields of stored rows, verdicts and dialogues, by their type
+    str | None: "response completion output_2 judge_text title model_is reference primary_tag ended",
+    str: "role content model_output",
+    str | int: "id session_id",
+    int: "iteration h1 h2 h3 h4 h5 h6 ordered unordered ** __",
+    int | float: "emotion-point emo_point token_len",
+    int | float | None: "preference reward output_len reference_len",
+    dict: "header_count list_count bold_count",
+    dict | None: "model_metadata",
+    list: "games history",
+    list | None: "secondary_tags",
 }
+ROW_TYPES = {name: kind for kind, names in NAMES.items() for name in names.split()}
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 CUT_MARK = "... (truncated)"  # ends a text that `shorten` has cut
 POSITION_KEYS = ("id", "index")  # where tasks lack them, these are their positions in the data, from 0
@@ -127,8 +123,9 @@ def check_types(row: dict, where: str, *needed: str) -> None:
         get_field(row, where, name)
     for name in row.keys() & ROW_TYPES.keys():
         value = row[name]
-        if not isinstance(value, ROW_TYPES[name]) or isinstance(value, bool) or value != value:
-            fail(f"{where}: field {name} is {str(value)[:60]!r}, not {ROW_TYPES[name]}")
+        kind = ROW_TYPES[name]
+        if not isinstance(value, kind) or isinstance(value, bool) or value != value:
+            fail(f"{where}: field {name} is {str(value)[:60]!r}, not {getattr(kind, '__name__', kind)}")
 
 
 def match_rows(
