@@ -57,7 +57,7 @@ FOREIGN_STYLES = {
     # <|channel|>analysis<|message|>thinking<|end|><|start|>assistant<|channel|>final<|message|>answer
     "channels": ForeignStyle(
         opens_thinking="<|channel|>",
-        opens_answer=r"(?:<\|channel\|>final.*?<\|message\|>|assistantfinal)",
+        opens_answer=r"(?:<\|channel\|>final.{0,99}?<\|message\|>|assistantfinal)",
         markup=rf"<\|channel\|>.*?(<\|message\|>|\Z)|<\|end\|>|<\|start\|>[^<]*|{_BARE}",
         closes_thinking="<|end|><|start|>assistant<|channel|>final<|message|>",
         closes_answer="<|end|>",
