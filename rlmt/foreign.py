@@ -89,6 +89,8 @@ def style_in(text: str) -> str:
     for name, style in FOREIGN_STYLES.items():
         if text.lstrip().startswith(style.opens_thinking) or re.search(style.opens_answer, text):
             return name
+    if re.search(_BARE, text):
+        return "channels"
     if OPENS_THINKING.search(text):
         return "tags"
     return ""
