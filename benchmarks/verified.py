@@ -251,9 +251,9 @@ def load_humaneval(data: Path) -> list[dict]:
 
 def humaneval_check(task: dict, text: str) -> dict:
     """Runs the prompt with its completion (of prose, the code block), then the test, in a sandbox."""
-    completion = code_runner.find_program(text, {task["entry_point"]})
+    *blocks, completion = code_runner.find_program(text, {task["entry_point"]})
     test = f"{task['test']}\ncheck({task['entry_point']})"
-    output = code_runner.run(f"{task['prompt']}\n{completion}", test)
+    output = code_runner.run([*blocks, f"{task['prompt']}\n{completion}"], test)
     return {
         "correct": output.status == "ok",
         "program_status": output.status,  # `status` is that of the generation

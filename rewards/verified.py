@@ -1,8 +1,7 @@
 """Rewards that a program verifies: math (a known answer), code (tests), instructions (checkers).
 
 Known limits. `math_answer` believes math-verify where it is wrong (tests/rewards/test_verified.py lists
-where). A fraction, a root or a power counts as worked out, so 782/2 and the root of 152881 are right for 391.
-code_runner.py says what a hostile program can read of the tests of `code`. For IFEval a response without a
+where). code_runner.py says what a hostile program can read of the tests of `code`. For IFEval a response without a
 letter is in any language. Run a data set's reference
 solutions through `code` first, and leave out the tasks that do not get 1.
 """
@@ -152,20 +151,64 @@ def _compare_pairs(seconds: float) -> None:
     import signal
     import sys
 
+    import re
+
     import math_verify
-    from sympy import Add
+    from sympy import Basic, Derivative, Limit, Pow, Rational, UnevaluatedExpr, preorder_traversal
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+    from sympy.core.function import Application
+    from sympy.functions.combinatorial.factorials import CombinatorialFunction
+
+    undone = (Derivative, Limit, ExprWithLimits, CombinatorialFunction)
+
+    def operations(node) -> int:
+        """Counts the operations that are left to do. 3/4, 50 %, -2 and 3 * 10^5 are numbers, without any."""
+        inner = sum(map(operations, node.args))
+        if node.is_Pow and node.exp.is_Integer:
+            if node.base == 10:
+                return 0
+            return abs(node.exp) * (operations(node.base) + 1) - 1  # the product that it stands for
+        if node.is_Mul:
+            factors = [factor for factor in node.args if not is_scale(factor)]
+            return inner + max(0, len(factors) - 1)
+        if node.is_Add:
+            return inner + len(node.args) - 1
+        return inner + isinstance(node, Application | Pow)
+
+    def is_scale(factor) -> bool:
+        """Returns whether a factor belongs to the number before it."""
+        if factor.is_Pow and factor.exp.is_Integer:
+            return factor.base == 10 or (factor.exp == -1 and (factor.base.is_Integer or not factor.base.is_Rational))
+        return factor in (1, -1) or factor == UnevaluatedExpr(Rational(1, 100))
+
+    def kinds(node) -> set[type]:
+        return {type(part) for part in preorder_traversal(node)}
+
+    def n_numbers(text: str) -> int:
+        return len(re.findall(r"\d+", re.sub(r"[.,](?=\d)|\d+(?=\\frac)", "", text)))
 
     def is_equal(sides: list[str]) -> bool:
         parsed = [math_verify.parse(f"\\boxed{{{side}}}", parsing_timeout=None) for side in sides]
         if not math_verify.verify(*parsed, timeout_seconds=None):
             return False
         truth, answer = (getattr(side[0], "rhs", side[0]) for side in parsed)
-        if not getattr(truth, "is_number", False) or not getattr(answer, "is_number", False):
+        if not isinstance(truth, Basic) or not isinstance(answer, Basic):
             return True
-        truth = truth.doit()
-        if truth.is_Rational and answer.has(Add):  # a sum that still has to be worked out
+        worked_out = truth.doit()
+        left = kinds(answer) - kinds(truth) - kinds(worked_out)
+        if any(issubclass(kind, undone) for kind in left):
             return False
-        truth, answer = truth.evalf(), answer.doit().evalf()  # not all exact numbers can be compared
+        if truth.free_symbols or answer.free_symbols:
+            return True
+        if any(issubclass(kind, Application) for kind in left):
+            return False
+        if operations(answer) > max(operations(truth), operations(worked_out)):
+            return False
+        if n_numbers(parsed[1][1]) > n_numbers(str(parsed[1][0])):  # the parser has worked out 782/2
+            return False
+        if not truth.is_number or not answer.is_number:
+            return True
+        truth, answer = worked_out.evalf(), answer.doit().evalf()  # not all exact numbers can be compared
         larger = max(abs(truth), abs(answer))
         # math-verify rounds to six places
         return bool(larger > 1e-3 or abs(truth - answer) <= larger / 100)
@@ -176,7 +219,7 @@ def _compare_pairs(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             print(int(is_equal(json.loads(line))), flush=True)
-        except (ArithmeticError, TypeError, ValueError):  # sympy's, of what is no number, such as 1/0 - 1/0
+        except Exception:  # sympy's, of what is no number, such as 1/0 - 1/0
             print(0, flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -199,24 +242,6 @@ def _compare(pairs: list[list[str]], seconds: float) -> list[bool]:
         if process.returncode < 0:  # a signal, as when the time is over
             verdicts.append(False)
     return verdicts
-
-
-# an answer that still has to be worked out repeats the question
-BETWEEN = r"(?:\\[,;: ]|\s|\\left|[({]|\\text\{\s*\})*"
-WORK = re.compile(
-    r"\\(?:sum|prod|int|lim|gcd|det|neq?|max|min|[dt]?binom|lfloor|lceil|log|ln|lg|exp|sin|cos|tan|cot|operatorname|"
-    r"[bp]?mod|div)(?![a-zA-Z])|[≠÷]|[\d)}]\s*!|\\[dt]?frac\{(?:d|\\mathrm\{d\})"
-    rf"|(?:\*|\\cdot|\\times){BETWEEN}\d(?!0?\s*\^)"  # a product, but not one with a power of ten
-    r"|\^(?:\d|\{\d+\})\s+\d|\\[dt]?frac\{[^{}]*\}\{[^{}]*/"  # 17^1 23, 17/(1/23)
-)
-
-
-def _is_unsolved(truth: str, answer: str) -> bool:
-    """Whether the truth is one number, and what follows the answer's last = is work that leads to it."""
-    without_limits = re.sub(r"_\{[^{}]*\}", "", answer)  # the = of a sum's limits is not an equation
-    result = without_limits.rpartition("=")[2]
-    alone = re.sub(r"^.*=|\\text\{[^{}]*\}", "", truth).strip()  # without a name or unit
-    return bool(re.fullmatch(NUMBER, alone) and WORK.search(result))
 
 
 def _truth(row: dict) -> str:
@@ -243,7 +268,7 @@ def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:
     answers = [(_truth(row), final_answer(row["response"])) for row in rows]
     unclear = []
     for truth, answer in dict.fromkeys(answers):
-        if truth and answer and truth != answer and not _is_unsolved(truth, answer):
+        if answer and truth != answer:
             unclear.append((truth, answer))
     equal = dict(zip(unclear, _compare(unclear, seconds)))
 
@@ -252,17 +277,32 @@ def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:
 
 # --- 3. code
 
+# Sites for programmers make these for a program, and so do other trainers.
+USUAL_IMPORTS = """
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+from builtins import *
+"""
+
 
 def _share_passed(row: dict, timeout: float, partial: bool) -> float | None:
     """Returns the share of its tests that a row passes, or whether it passes all, as `code` does."""
     tests = code_runner.read_tests(row)
     names = code_runner.tested_names(row, tests)
-    program = code_runner.find_program(row["response"], names)
+    blocks = code_runner.find_program(row["response"], names)
+    if isinstance(row["tests"], dict):
+        blocks.insert(0, USUAL_IMPORTS)
     if not partial and isinstance(tests[0], str):
         tests = ["\n".join(tests)]  # in one process
     n_passed = 0
     for test in tests:
-        status = code_runner.run(program, test, timeout).status
+        status = code_runner.run(blocks, test, timeout).status
         if status == "not started":
             return None
         n_passed += status == "ok"

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ KILL_FIRST = 'echo 1000 > /proc/self/oom_score_adj; exec "$@"'  # this process, 
 FREE_USERS = range(61184, 65520)  # ids that systemd gives to passing services: nobody's
 MEMORY_MB = 1024  # address space of each process
 FILE_MB = 16  # each file, stdout and stderr among them; all files together have 16 times as much
-REPORT_BYTES = 1 << 20  # what a test reports or a program prints, and no more, is read
+REPORT_BYTES = 1 << 20  # who reports or prints more gets a broken pipe
 PROCESSES = 32
 unsafe = False  # set by `check_can_run`
 
@@ -63,7 +64,7 @@ def _needs_own_user() -> bool:
             if own_user and os.geteuid() != 0:
                 continue
             try:
-                _start("", "", 10.0, own_user)
+                _start([""], "", 10.0, own_user)
                 return own_user
             except OSError as error:
                 problem = str(error)
@@ -109,7 +110,14 @@ def _limits(timeout: float, own_user: bool) -> dict[str, int]:
     }
 
 
-def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str | None = None) -> Output:
+def _read(pipe: int, report: bytearray) -> None:
+    """Appends what comes through a pipe to the report, until there is enough of it, and closes the pipe."""
+    while len(report) < REPORT_BYTES and (part := os.read(pipe, REPORT_BYTES)):
+        report += part
+    os.close(pipe)
+
+
+def _start(blocks: list[str], test: str, timeout: float, own_user: bool, stdin: str | None = None) -> Output:
     """Runs code_starter.py; raises OSError if the sandbox ends by itself before the program begins."""
     user = 0
     if own_user:
@@ -118,16 +126,16 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as error_file,
-        tempfile.NamedTemporaryFile() as report_file,
-        open(report_file.name, "ab") as report,  # the program cannot read it
     ):
         home = folder
         command = ["/bin/sh", "-c", KILL_FIRST, "sh"]
         if not unsafe:
             home = "/scratch"
             command += _bwrap(own_user)
-        request = {"program": program, "test": test, "reads_stdin": stdin is not None}
-        request |= {"limits": _limits(timeout, own_user), "user": user, "report": report.fileno()}
+        report = bytearray()
+        read_end, write_end = os.pipe()  # what has gone through it, a program cannot take back
+        request = {"blocks": blocks, "test": test, "reads_stdin": stdin is not None}
+        request |= {"limits": _limits(timeout, own_user), "user": user, "report": write_end}
         process = subprocess.Popen(
             [*command, sys.executable, "-I", "-X", "utf8", "-c", STARTER],
             cwd=folder,
@@ -135,9 +143,12 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=error_file,
-            pass_fds=(report.fileno(),),
+            pass_fds=(write_end,),
             start_new_session=True,
         )
+        os.close(write_end)
+        reader = threading.Thread(target=_read, args=(read_end, report), daemon=True)
+        reader.start()
         try:
             process.communicate(f"{json.dumps(request)}\n{word}\n{stdin or ''}".encode(), timeout)
             code = process.returncode
@@ -148,11 +159,13 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        report_text = report_file.read(REPORT_BYTES).decode(errors="replace")
+        reader.join(1.0)  # a process that has left the group, as it can with `unsafe`, may keep the pipe open
+        if unsafe:  # thousands of nested folders are too deep for shutil.rmtree
+            subprocess.run(["rm", "-rf", folder], stderr=subprocess.DEVNULL)
         error_file.seek(0)
         error = error_file.read().decode(errors="replace")
 
-    started, finished, reported = report_text.partition(word)
+    started, finished, reported = report.decode(errors="replace").partition(word)
     if stdin is not None:
         finished = code == 0  # the word came before the program
     # None where its time was over; bubblewrap returns 128 + signal
@@ -170,20 +183,21 @@ def _start(program: str, test: str, timeout: float, own_user: bool, stdin: str |
     return Output(status, reported, error)
 
 
-def run(program: str, test: str, timeout: float = 10.0, stdin: str | None = None) -> Output:
+def run(blocks: list[str], test: str, timeout: float = 10.0, stdin: str | None = None) -> Output:
     """Runs a program, then its test, in a fresh interpreter. Several threads may call it at once.
 
     Raises OSError if the sandbox does not work here; `check_can_run` says so before.
 
     Args:
-        program: Python source; any string is fine.
+        blocks: Python source, of which the last is the program; of those before it only imports, functions
+            and classes count. Any string is fine.
         test: Python source, which may call __report__(number, value).
         timeout: wall time of all of it, in seconds. CPU time is limited to about as much.
         stdin: what the program reads; then its __name__ is __main__, and no test runs.
     """
     own_user = not unsafe and _needs_own_user()
     for _ in range(2):
-        output = _start(program, test, timeout, own_user, stdin)
+        output = _start(blocks, test, timeout, own_user, stdin)
         if output.status != "not started":
             break
     return output

@@ -79,19 +79,23 @@ def top_level_braces(text: str) -> list[str]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}; None if nothing is boxed, or the last box is not closed.
+    r"""Returns the content of the last \boxed{...} that is closed and not empty, else None.
 
-    After `\boxed ` with a space it is everything up to the next $, as in the paper's code.
+    After `\boxed ` with a space it is everything up to the next $ of its line, as in the paper's code.
     """
-    if "\\boxed " in text:
-        after_box = text.rpartition("\\boxed ")[2]
-        return after_box.partition("$")[0]
-
-    _, box, after_box = text.rpartition("\\boxed")
-    if not box or not after_box.startswith("{"):
-        return None
-    groups = top_level_braces(after_box)
-    return groups[0][1:-1] if groups else None
+    boxes = [(0, 0)]
+    opened = []
+    for match in re.finditer(r"\\boxed (?P<upto>[^$\n]*)\$|(?P<box>\\boxed *)?\{|\}", text):
+        if match["upto"]:
+            boxes.append(match.span("upto"))
+        elif match[0] != "}":
+            opened.append(match)
+        elif opened:
+            start = opened.pop()
+            if start["box"] and text[start.end() : match.start()].strip():
+                boxes.append((start.end(), match.start()))
+    start, end = max(boxes)
+    return text[start:end] or None
 
 
 def normalise_math(text: str) -> str:

@@ -97,7 +97,7 @@ def passed(program: str, tests, timeout: float = 10.0) -> list[bool]:
     """Runs the program with each test in turn."""
     found = []
     for test in read_tests({"id": 1, "tests": tests}):
-        found.append(run(program, test, timeout).status == "ok")
+        found.append(run([program], test, timeout).status == "ok")
     return found
 
 
@@ -109,12 +109,12 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch
     for test in ("\n".join(ASSERTS), "\n".join(calls), Example("3\n", "10\n")):
         earned = {}
         for name, program in HOSTILE.items():
-            output = run(program.replace("TARGET", str(target)), test, timeout=2.0)
+            output = run([program.replace("TARGET", str(target))], test, timeout=2.0)
             if output.status in ("ok", "not started"):
                 earned[name] = output
         assert earned == {}
         good = f"{GOOD}\nif __name__ == '__main__':\n    print(int(input()) ** 2 + 1)"
-        assert run(good, test).status == "ok"
+        assert run([good], test).status == "ok"
     assert target.read_text() == "untouched"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -146,7 +146,7 @@ def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
 def test_nothing_outlives_a_caller_that_is_killed(needs_sandbox):
     mark = f"{time.monotonic_ns()}"
     program = f'import subprocess; subprocess.run(["/bin/sleep", "{mark}"])'
-    code = f"from rlmt import sandbox; sandbox.check_can_run(False); sandbox.run({program!r}, '', timeout=60)"
+    code = f"from rlmt import sandbox; sandbox.check_can_run(False); sandbox.run([{program!r}], '', timeout=60)"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(sandbox.__file__).parents[1])
     deadline = time.monotonic() + 60
     while not running(mark) and time.monotonic() < deadline:
@@ -171,11 +171,11 @@ def test_unsafe_code_still_has_limits(monkeypatch):
     assert passed(GOOD, CALLS) == [True] * 3
     for name in ("os._exit", "memory", "eq", "output"):
         assert not any(passed(HOSTILE[name], ASSERTS[:1], timeout=2.0)), name
-    assert sandbox.run("while True: pass", "", timeout=0.5).status == "timeout"
+    assert sandbox.run(["while True: pass"], "", timeout=0.5).status == "timeout"
     program = "import os\nfolder = os.getcwd()"
     assert passed(program, ["assert folder == os.environ['HOME'] and len(os.environ) < 9"]) == [True]
     mark = f"{time.monotonic_ns()}"
-    sandbox.run(f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])", "")
+    sandbox.run([f"import subprocess\nsubprocess.Popen(['/bin/sleep', '{mark}'])"], "")
     assert not running(mark)
 
 
