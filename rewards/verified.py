@@ -56,7 +56,8 @@ LATEX_VALUE = r"\\[dt]?frac\{[^{}]*\}\{[^{}]*\}|\\sqrt(?:\[\d\])?\{[^{}]*\}|\\pi
 NUMBER = (
     r"(?:(?<![\w)}])-|(?<=[:=] )- |(?<=is )- )?"  # a minus, but not that of 16-3
     r"\$?(?<![\d^])(?<!\^\{)"  # dollars; not an exponent
-    rf"(?:(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?|\.\d+|{LATEX_VALUE})"  # 1,000, but 1,2 are two
+    # 1,000 or 1 000, but 1,2 are two
+    rf"(?:(?:\d{{1,3}}(?:(?:,\d{{3}})+|(?: \d{{3}})+)(?!\d)|\d+)(?:\.\d+)?|\.\d+|{LATEX_VALUE})"
     rf"(?:(?: ?\\(?:times|cdot) *10)?\^\{{?-?\d+\}}?|/\d+|\\?%|{LATEX_VALUE})*"
 )
 FORMULA = (
@@ -77,6 +78,8 @@ ANSWER = re.compile(
     rf"|(?P<formula>{FORMULA})|(?P<number>{NUMBER})",
     re.DOTALL | re.MULTILINE,
 )
+# to the end of its sentence
+MARKED = re.compile(r"(?:####|(?i:answer)(?: is\b|\W*:))\W*[^\n]*?(?=\n|\.(?:\s|$)|$)")
 CHOICE_ALONE = re.compile(rf"{BEFORE_CHOICE}({CHOICE})[ *_).:}}$]*")
 CHOICE_WITH_TEXT = re.compile(rf"{BEFORE_CHOICE}([A-J])(?:\)|[.:](?= ))[^()]*")
 
@@ -99,28 +102,29 @@ def _spell(answer: str) -> str:
         if len(word) > 1:
             word = word.lower()
         return rf"\text{{{word}}}"
-    answer = re.sub(r"(?<=\d) (?=\d{3}(?!\d))", "", answer)  # 10 000
     answer = re.sub(r"(?<=\d) (?:[A-Za-z]{3,}\b ?)+$", "", answer)  # 18 dollars
     answer = re.sub(rf"(?<=\d) {UNIT}$", "", answer)
     answer = answer.strip().removesuffix(".").replace(r"\$", "$")
     if re.fullmatch(NUMBER, answer):
-        answer = re.sub("[$,]", "", answer)
-    return answer
+        answer = re.sub("[$, ]", "", answer)
+    return re.sub(r"^(\d\w*)_\{?(\d+)\}?$", r"(\1,\2)", answer)  # a base, which math-verify leaves out
 
 
 def final_answer(text: str) -> str | None:
     r"""Returns what is boxed, else the last formula's result, number or choice, else None; in LaTeX.
 
+    Without a box it is that of the sentence after the last "####" or "answer is", if there is one.
     A number may be a fraction, a mixed number or one times a power of ten, and has no commas. A choice is a
     letter from A to J, yes, no, true or false, on a line of its own or after "the answer is". More than
     LONGEST_ANSWER characters are no answer.
     """
     text = _as_latex(text)
     answer = last_boxed(text)
-    if answer is None:
-        for match in ANSWER.finditer(text):
-            found = match["alone"] or match["choice"] or match["number"] or _result(match["formula"])
-            answer = found or answer
+    for part in (*MARKED.findall(text)[-1:], text):
+        if answer is None:
+            for match in ANSWER.finditer(part):
+                found = match["alone"] or match["choice"] or match["number"] or _result(match["formula"])
+                answer = found or answer
     if answer is None or len(answer) > LONGEST_ANSWER:
         return None
     return _spell(answer)
@@ -246,12 +250,19 @@ def _compare(pairs: list[list[str]], seconds: float) -> list[bool]:
 
 def _truth(row: dict) -> str:
     r"""Reads the known answer of a row: its field `answer`, what follows its last ####, or is in its last
-    \boxed{}."""
+    \boxed{}. Raises ValueError if there is none."""
+    if not isinstance(row["answer"], str | int | float):
+        raise ValueError(f"row {row['id']}: field answer: give a text or a number, not {row['answer']!r:.60}")
     truth = _as_latex(str(row["answer"])).rpartition("####")[2]
     boxed = last_boxed(truth)
     if boxed is not None:
         truth = boxed
-    return _spell(truth.strip())
+    truth = _spell(truth.strip())
+    if re.fullmatch(r"|.*\\boxed.*|[A-Za-z]+(?: [A-Za-z]+)+", truth):
+        raise ValueError(
+            f"row {row['id']}: field answer: {row['answer']!r:.60} holds no answer; write words as \\text{{...}}"
+        )
+    return truth
 
 
 def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:
@@ -273,6 +284,9 @@ def math_answer(rows: list[dict], seconds: float = 3.0) -> Values:
     equal = dict(zip(unclear, _compare(unclear, seconds)))
 
     return [float(truth == answer or equal.get((truth, answer), False)) for truth, answer in answers]
+
+
+math_answer.read_field = _truth  # `Scorer.check` tries it on every prompt
 
 
 # --- 3. code

@@ -142,8 +142,22 @@ def test_values(needs_sandbox):
     for program, tests, entry_point, _ in CASES:
         rows.append(row(f"```python\n{program}\n```", tests=tests, entry_point=entry_point))
     values = [value for *_, value in CASES]
-    assert verified.code(rows, partial=True, timeout=2.0) == values
-    assert verified.code(rows, timeout=2.0) == [float(value == 1) for value in values]
+    assert verified.code(rows, partial=True, timeout=1.0) == values
+    parts = [row for row, value in zip(rows, values) if value == 0.5]
+    assert verified.code([rows[0], *parts], timeout=1.0) == [1.0] + [0.0] * len(parts)
+
+
+def test_what_earlier_blocks_define_and_the_usual_imports_are_there(needs_sandbox):
+    blocks = "```\nfrom math import prod\ndef two(): return 2\ninput()\n```\n```sh\npip install x\n```\n```\n{}\n```"
+    method = "class Solution:\n    def f(self, x: List[int]) -> int: return prod(x) + two()"
+    earlier = f"```\n{method}\n```\n```\ndef f(x): return 0.1 + 0.2\n```"
+    rows = [
+        row(blocks.format("def f(x): return prod([two(), x])"), tests=["assert f(3) == 6"]),
+        row(blocks.format(method), tests={"fn_name": "f", "inputs": [[[2, 3]]], "outputs": [8]}),
+        row(blocks.format("print(two() / float(input()))"), tests={"inputs": ["3"], "outputs": ["0.6666666666666667"]}),
+        row(earlier, tests={"fn_name": "f", "inputs": [[1]], "outputs": [0.3]}),
+    ]
+    assert verified.code(rows) == [1.0] * len(rows)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +171,11 @@ def test_values(needs_sandbox):
         '["assert f(1) == 2"]',
         "# assert f(1) == 2",
         ["assert f(3)", "import math"],
+        ["assert (f(3) == 6, 'wrong')"],
+        ["assert 'text'"],
+        ["assert True == True"],
+        ["assert f(3) == 6 or 7"],
+        {"inputs": ["\ud800"], "outputs": ["1"]},
         "def check(candidate):\n    assert candidate(1) == 2",
     ],
 )

@@ -90,7 +90,10 @@ HOSTILE = {
     "syntax": "def f(x:",
     "surrogate": "def f(x): return '\ud800'",
     "nothing": "",
+    "truncate": "import os, __main__\nos.ftruncate(__main__.report, 0)\nos._exit(1)",
+    "close": "import os, __main__\nos.close(__main__.report)\nos.kill(os.getpid(), 9)",
 }
+EXHAUSTING = ("fork bomb", "memory", "disk", "deaf")  # before any test
 
 
 def passed(program: str, tests, timeout: float = 10.0) -> list[bool]:
@@ -105,11 +108,15 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch
     target = tmp_path / "target"
     target.write_text("untouched")
     monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sandbox, "MEMORY_MB", 256)
     calls = read_tests({"id": 1, "tests": CALLS})
-    for test in ("\n".join(ASSERTS), "\n".join(calls), Example("3\n", "10\n")):
+    calls = "\n".join(calls)
+    for test in ("\n".join(ASSERTS), calls, Example("3\n", "10\n")):
         earned = {}
         for name, program in HOSTILE.items():
-            output = run([program.replace("TARGET", str(target))], test, timeout=2.0)
+            if name in EXHAUSTING and test is calls:
+                continue
+            output = run([program.replace("TARGET", str(target))], test, timeout=1.0)
             if output.status in ("ok", "not started"):
                 earned[name] = output
         assert earned == {}
@@ -122,7 +129,17 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch
 def test_what_is_no_literal_can_be_read(needs_sandbox):
     """The limit that code_runner.py names, and a control of the attack above."""
     assert passed(HOSTILE["expected"], ["assert f(3) == 10 == 10"]) == [True]
-    assert passed(HOSTILE["eq"], ["x = 10\nassert f(3) == x"]) == [True]
+    assert passed(HOSTILE["eq"], ["assert all(f(x) == 10 for x in [3])"]) == [True]
+
+
+def test_no_object_of_the_program_takes_part_in_a_comparison(needs_sandbox):
+    forms = ["10 == f(3)", "f(3) == 10 and f(0) == 1", "[f(3)] == [10]", "(f(3) == 10) is True", "f(3) > 9"]
+    forms += ["abs(f(3) - 10.0) < 1e-6", "math.isclose(10, f(3), abs_tol=1e-6)", "f(3) in (9, 10)", "not f(3) != 10"]
+    forms += ["f(3) == x or f(0) is None"]
+    tests = [f"import math\nx = 10\nassert {form}" for form in forms]
+    assert passed(GOOD, ["\n".join(tests)]) == [True]
+    program = "class Any(float):\n    __eq__ = __gt__ = lambda *a: True\n    __repr__ = lambda self: '10 .'\ndef f(x): return Any(5)"
+    assert passed(program, tests) == [False] * len(tests)
 
 
 def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
