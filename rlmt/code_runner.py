@@ -128,7 +128,10 @@ def _check_calls(test: str) -> None:
     reports = Reports()
     with PARSER:
         statements = list(ast.walk(reports.visit(ast.parse(test))))
-    can_fail = any(isinstance(statement, (ast.Assert, ast.Raise)) for statement in statements)
+    can_fail = False
+    for statement in statements:
+        can_fail |= isinstance(statement, ast.Raise)
+        can_fail |= isinstance(statement, ast.Assert) and not statement.test.value  # assert False
     for condition in reports.conditions:
         if condition.can_fail():
             can_fail = True
@@ -167,7 +170,6 @@ OPERATIONS = {  # on plain data
     ast.NotIn: lambda item, items: item not in items,
     ast.Sub: operator.sub,
     "abs": abs,
-    "isclose": math.isclose,
     "math.isclose": math.isclose,
 }
 COLLECTORS = {ast.And: all, ast.Or: any, ast.List: list, ast.Tuple: tuple}  # of any number of parts
@@ -187,7 +189,6 @@ class Condition:
             return lambda values: literal
         except (TypeError, ValueError):
             key = None
-        words = []
         match node:
             case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]):
                 key, parts = type(kind), [left, right]
@@ -197,17 +198,13 @@ class Condition:
                 key, parts = type(kind), [part]
             case ast.List(parts) | ast.Tuple(parts):
                 key = type(node)
-            case ast.Call(name, parts, words) if not all(isinstance(part, ast.Constant) for part in parts):
+            case ast.Call(name, parts, []) if not all(isinstance(part, ast.Constant) for part in parts):
                 key = ast.unparse(name)
         if key in OPERATIONS or key in COLLECTORS:
             operands = list(map(self._split, parts))
             if key in COLLECTORS:
                 return lambda values: COLLECTORS[key](operand(values) for operand in operands)
-            options = {word.arg: self._split(word.value) for word in words}
-            return lambda values: OPERATIONS[key](
-                *[operand(values) for operand in operands],
-                **{name: option(values) for name, option in options.items()},
-            )
+            return lambda values: OPERATIONS[key](*[operand(values) for operand in operands])
         index = len(self.reported)
         self.reported.append(node)
         return lambda values: values[index]

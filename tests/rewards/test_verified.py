@@ -173,7 +173,7 @@ EQUAL = pairs(r"""
     10 cm^2 | 10
     300 | 3 hundred
     18 | ₹18
-    2 | ∛8
+    \sqrt[3]{2} | ∛2
     \sqrt{2+x} | √(2+x)
     2\sqrt{5} | \sqrt{20}
     2\sqrt{5} | \frac{10}{\sqrt{5}}
@@ -302,6 +302,7 @@ DIFFERENT = pairs(r"""
     391 | 17\cdot\frac{23}{1}
     32 | 2^{5}
     12 | \sqrt{144}
+    2\sqrt{5} | \sqrt{4+16}
     2\sqrt{5} | \sqrt{2^2+4^2}
     7+4\sqrt{3} | (2+\sqrt{3})^2
     \frac{\sqrt{3}}{2} | \sin(\frac{\pi}{3})

@@ -111,10 +111,12 @@ def test_no_hostile_program_passes_or_harms(needs_sandbox, tmp_path, monkeypatch
     monkeypatch.setattr(sandbox, "MEMORY_MB", 256)
     calls = read_tests({"id": 1, "tests": CALLS})
     calls = "\n".join(calls)
-    for test in ("\n".join(ASSERTS), calls, Example("3\n", "10\n")):
+    asserts = "\n".join(ASSERTS)
+    for test in (asserts, calls, Example("3\n", "10\n")):
         earned = {}
         for name, program in HOSTILE.items():
-            if name in EXHAUSTING and test is calls:
+            is_alike = "def f" not in program if test is calls else name in EXHAUSTING
+            if is_alike and test is not asserts:
                 continue
             output = run([program.replace("TARGET", str(target))], test, timeout=1.0)
             if output.status in ("ok", "not started"):
@@ -134,7 +136,7 @@ def test_what_is_no_literal_can_be_read(needs_sandbox):
 
 def test_no_object_of_the_program_takes_part_in_a_comparison(needs_sandbox):
     forms = ["10 == f(3)", "f(3) == 10 and f(0) == 1", "[f(3)] == [10]", "(f(3) == 10) is True", "f(3) > 9"]
-    forms += ["abs(f(3) - 10.0) < 1e-6", "math.isclose(10, f(3), abs_tol=1e-6)", "f(3) in (9, 10)", "not f(3) != 10"]
+    forms += ["abs(f(3) - 10.0) < 1e-6", "math.isclose(10, f(3))", "f(3) in (9, 10)", "not f(3) != 10"]
     forms += ["f(3) == x or f(0) is None"]
     tests = [f"import math\nx = 10\nassert {form}" for form in forms]
     assert passed(GOOD, ["\n".join(tests)]) == [True]
