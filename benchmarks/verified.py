@@ -13,6 +13,7 @@ Where the paper's code and the official tool differ, the official value has the 
    items of MMLU-Redux; equality of normalised strings). `accuracy_math_verify` is symbolic equality.
    One rule is more lenient here: ` x/2` is `x/2`. The paper's code compares an answer with one slash as it is
    written, unless both sides are integers. This cannot matter for MATH-500, as no reference has a slash.
+   The last box that is closed and not empty counts; in the paper's code the last one.
 3. HumanEval: a program has 10 s, its start included; in the official tool 3 s without it.
 """
 

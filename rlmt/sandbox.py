@@ -90,7 +90,10 @@ def _bwrap(own_user: bool) -> list[str]:
         command += ["--ro-bind-try", path, path]
     for device in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"):
         command += ["--dev-bind", device, device]
-    if "--size" in subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout:  # from 0.7 on
+    options = subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout
+    if not own_user and "--disable-userns" in options:  # from 0.8 on; there a program could mount more memory
+        command += ["--unshare-user", "--disable-userns"]
+    if "--size" in options:  # from 0.7 on
         command += ["--size", str(16 * FILE_MB << 20)]
     return [*command, "--tmpfs", "/scratch", "--remount-ro", "/", "--chdir", "/scratch"]
 
