@@ -187,7 +187,7 @@ class Condition:
         try:
             literal = ast.literal_eval(_shorten(ast.unparse(node)))
             return lambda values: literal
-        except (TypeError, ValueError):
+        except (SyntaxError, TypeError, ValueError):
             key = None
         match node:
             case ast.BinOp(left, kind, right) | ast.Compare(left, [kind], [right]):
