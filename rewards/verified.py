@@ -197,7 +197,7 @@ def _compare_pairs(seconds: float) -> None:
             allowed = max(allowed, 1)  # 0.5 pi is pi/2
         if operations(answer) > allowed:
             return False
-        if worked_out.is_Integer and n_numbers(parsed[1][1]) > n_numbers(parsed[1][0]):
+        if worked_out.is_Integer and n_numbers(parsed[1][1].rpartition("=")[2]) > n_numbers(answer):
             return False  # the parser has worked it out, such as 782/2
         if not truth.is_number or not answer.is_number:
             return True
