@@ -253,16 +253,16 @@ BOXES = [  # text, content of the last box
     (r"\boxed{1} then \boxed{2}", "2"),
     (r"\fbox{3}", None),
     (r"\boxed{4} \fbox{3}", "4"),
-    (r"\boxed{3} and \boxed", None),
+    (r"\boxed{3} and \boxed", "3"),
     (r"\boxed 7$ or so", "7"),
     (r"$\boxed \frac12$", r"\frac12"),
     (r"\boxed{{a}{b}}", "{a}{b}"),
-    (r"\boxed{}", ""),
+    (r"\boxed{}", None),
     ("5", None),
     (r"\boxed5", None),
     (r"\boxed{5", None),
     ("", None),
-    (r"\boxed{1}} \boxed{2", None),
+    (r"\boxed{1}} \boxed{2", "1"),
 ]
 
 
