@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from utils import SAFE
+
 BASE = Path(__file__).parent / "base"
 MAX_TOKENS = 160  # the longest check of five dishes has about 110
 WORST = 5
@@ -21,8 +23,8 @@ WORST = 5
 
 @functools.cache
 def load() -> tuple:
-    tokenizer = AutoTokenizer.from_pretrained(BASE, padding_side="left")
-    return tokenizer, AutoModelForCausalLM.from_pretrained(BASE).eval()
+    tokenizer = AutoTokenizer.from_pretrained(BASE, padding_side="left", trust_remote_code=False)
+    return tokenizer, AutoModelForCausalLM.from_pretrained(BASE, **SAFE).eval()
 
 
 def check(rows: list[dict]) -> list[float]:
