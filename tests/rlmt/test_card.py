@@ -15,7 +15,7 @@ def make_run(folder: Path, script: str, args: dict) -> Path:
     """Returns a run's folder as training scripts leave it, without weights."""
     (folder / "model").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"script": script, "args": args, "processes": 2}))
-    command = f"/home/me/.venv/bin//home/me/train_{script}.py --prompts 'my prompts.jsonl'\n"
+    command = f"/home/me/.venv/bin/python /home/me/train_{script}.py --prompts 'my prompts.jsonl'\n"
     (folder / "command.txt").write_text(command * 2)  # it was resumed
     return folder
 

@@ -68,11 +68,12 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     assert latest(tmp_path).name == "checkpoint-100"
     assert not (tmp_path / "checkpoint-8").exists() and not (tmp_path / "checkpoint-9").exists()
     (tmp_path / "config.json").write_text('{"args": {}, "constants": {}, "processes": 1}')
+    run = Run(RunArgs(out=str(tmp_path), resume=True), "sft", "model")
+    run.find_checkpoint()
     save_checkpoint(tmp_path, 102, {}, tokenizer)
+    assert latest(tmp_path).name == "checkpoint-102"
     [*_, file] = (tmp_path / "checkpoint-102").glob("*.json")
     content = file.read_bytes()
-    run = Run(RunArgs(out=str(tmp_path), resume=True), "sft", "model")
-    assert latest(tmp_path).name == "checkpoint-102"
     for torn in (b"", content[:-1], bytes(len(content))):  # as a power cut may leave it
         file.write_bytes(torn)
         assert latest(tmp_path).name == "checkpoint-100"

@@ -110,17 +110,16 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
 
 def test_overwrite_never_deletes_what_a_run_reads(in_folder, exits):
     start(Args(out="a"))
-    files = [Path("a/model/model.safetensors"), Path("a/rows/0.jsonl"), Path("a/own.py")]
-    for path in files:
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    Path("link").symlink_to("a/model")
-    Path("a/linked").symlink_to(in_folder / "results")
-    start(Args(out="results/b"))
-    named = ({"model": "a/model"}, {"reward_model": "link"}, {"gold_prompts": "a/rows:train"})
-    for argument in (*named, {"rewards": ("math:1", "a/own.py:f:1")}, {"gold_prompts": "a/linked/b/config.json"}):
-        assert f"this run reads ({[*argument][0]})" in exits(start, Args(out="a", overwrite=True, **argument))
-    assert all(path.exists() for path in files)
+    Path("b").mkdir()
+    for link, target in (("b/of.py", "../a/own.py"), ("a/b", "../b")):
+        Path(link).symlink_to(target)
+    for name in ("a/own.py", "a/model/tokenizer.json", "b/rows.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    for word in ("a/own.py:f:1", "a/model", "a/model:train", "b/of.py:f", "a/b/rows.jsonl", "x.y=a/own.py"):
+        error = exits(start, Args(out="a", overwrite=True, rewards=("math:1", word)))
+        assert "--overwrite would delete" in error and "this run reads (rewards)" in error
+    assert Path("a/config.json").exists()
 
 
 def test_a_folder_in_use_is_refused(in_folder, exits):
@@ -244,26 +243,23 @@ def test_a_tracker_that_fails_costs_no_step(name, in_folder, monkeypatch, capsys
     assert "ConnectionError: no answer" in capsys.readouterr().err
 
 
-def test_a_signal_saves_and_an_ended_run_does_not_go_on(in_folder, tokenizer, monkeypatch):
-    asked = []
-
+def test_a_signal_saves_and_a_run_that_ended_does_not_go_on(in_folder, tokenizer):
     def check(step, metrics, completions):
-        asked.append((step, metrics["loss"]))
-        return "collapsed" if metrics["loss"] == 6 else ""
+        return "collapsed" if metrics["loss"] == len(STOP_SIGNALS) else ""
 
-    for step, number in enumerate(STOP_SIGNALS, 1):
-        args = Args(out="run", resume=step > 1, steps=99, save_steps=100)
-        run = Run(args, "grpo", args.model)
+    def train(steps, number=None):
+        run = Run(Args(out="run", resume=True, save_steps=100), "grpo", "org/base")
         run.start()
-        with pytest.raises(SystemExit) as stop, run.training({}, tokenizer, 99, {}, checks=[check]):
+        with run.training({}, tokenizer, steps, {}, checks=[check]):
             for step in run.steps():
                 os.kill(os.getpid(), number)
                 run.end_step(step, {"loss": step}, 1)
-        assert stop.value.code == STOPPED and latest(run.folder).name == f"checkpoint-{step}"
-    assert asked[:4] == [(1, 1), (1, 1), (2, 2), (2, 2)]  # a second time at each resume
-    run = Run(args, "grpo", args.model)
-    run.start()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
-    with run.training({}, tokenizer, 99, {}, checks=[check]):
-        assert not list(run.steps()) and run.end_reason == "collapsed"
-        assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
+        return run.end_reason
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for step, number in enumerate(STOP_SIGNALS, 1):
+        with pytest.raises(SystemExit, match=str(STOPPED)):
+            train(99, number)
+        assert latest(Path("run")).name == f"checkpoint-{step}"
+    assert train(99) == "collapsed"  # it was killed before it could end for that
+    signal.signal(signal.SIGHUP, before)
