@@ -288,14 +288,13 @@ def check_values(args) -> None:
         fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
-    report_to = getattr(args, "report_to", "none")
-    if report_to not in ("none", *map(str, get_available_trackers())):
-        fail(f"--report-to {report_to}: it is not installed; pip install {report_to}, or leave the flag out")
-    for setting in map("=".join, os.environ.items()):
-        # of a model that accelerate wraps by itself the weights have other names, and no checkpoint can be written
-        wraps = "(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*"
-        if re.fullmatch(wraps, setting) and isinstance(args, RunArgs):
-            fail(f"{setting}, of the launcher, is not supported; use a file of accelerate/, or unset it")
+    if isinstance(args, RunArgs):
+        if args.report_to not in ("none", *map(str, get_available_trackers())):
+            fail(f"--report-to {args.report_to}: it is not installed; pip install {args.report_to}")
+        for setting in map("=".join, os.environ.items()):
+            # of a model that accelerate wraps by itself the weights have other names, and no checkpoint can be written
+            if re.fullmatch("(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*", setting):
+                fail(f"{setting}, of the launcher, is not supported; use a file of accelerate/, or unset it")
     load_in_4bit = getattr(args, "load_in_4bit", False)
     uses_bits = load_in_4bit or getattr(args, "optim", "adamw") == "adamw_8bit"
     if load_in_4bit and not args.lora_r:
@@ -388,7 +387,7 @@ def inputs_of(*values) -> dict[str, str]:
     """
     found = {}
     for value in values:
-        if isinstance(value, list | tuple):
+        if isinstance(value, list):
             found |= inputs_of(*value)
         if not isinstance(value, str):
             continue
@@ -712,8 +711,8 @@ class Run:
                 name = min(changed)
                 fail(
                     f"what --{argument.replace('_', '-')} names is not what it was at the start of {self.folder}: "
-                    f"{name} was {before.get(name)}, and is {now.get(name)}; put it back (a hub name: write that commit into "
-                    "refs/main of its cache, and set HF_HUB_OFFLINE=1), or start anew with --overwrite"
+                    f"{name} was {before.get(name, 'missing')}, and is {now.get(name, 'missing')}; put it back (of a hub name, "
+                    "that commit into refs/main of its cache, with HF_HUB_OFFLINE=1), or start anew with --overwrite"
                 )
 
     def start(self, has_steps: bool = True) -> None:
