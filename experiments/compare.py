@@ -129,7 +129,7 @@ def has_other_model_now(evaluation: Path) -> bool:
     config = json.loads(path.read_text())
     model = config["args"].get("model") or ""
     before = config.get("reads", {}).get("model")  # older evaluations have none
-    return bool(before) and Path(model).is_dir() and before != inputs_of(model)
+    return bool(before) and Path(model).is_dir() and not before.items() <= inputs_of(model).items()
 
 
 def cells_of(lines: pd.DataFrame) -> pd.DataFrame:

@@ -246,10 +246,10 @@ def is_whole(folder: Path) -> bool:
     try:
         digests = json.loads((folder / "complete").read_text() or "{}")  # older runs wrote nothing
         changed = [name for name, digest in digests.items() if digest_of(folder / name) != digest]
-    except (OSError, ValueError) as error:
+    except Exception as error:  # missing, or what a power cut left
         changed = [error]
     if changed:
-        print(f"WARNING: {folder} is left out, as it is not whole: {changed[0]}", file=sys.stderr)
+        print(f"WARNING: {folder} is left out because it is not whole: {changed[0]}", file=sys.stderr)
     return not changed
 
 

@@ -643,8 +643,8 @@ class Run:
                 if not is_finished:
                     there = filter(os.path.exists, (self.folder, *self.folder.parents))
                     tempfile.TemporaryFile(dir=next(there)).close()
-            except OSError as error:
-                fail(f"{self.folder} cannot be written to ({error}); name another folder with --out")
+            except (OSError, ValueError) as error:  # ValueError: of a torn config.json
+                fail(f"{self.folder} cannot be read or written to ({error}); name another folder with --out")
         # rank 0 decides for all, as another machine's view of the folder may lag behind
         if broadcast_object_list([is_finished])[0]:
             self.state.print(f"{self.folder} is complete; --overwrite starts it anew")
@@ -675,7 +675,8 @@ class Run:
                 path = Path(name)
                 # by its own name, or by that of what it links to
                 if run.resolve() in map(Path.resolve, (*path.absolute().parents, *path.resolve().parents)):
-                    fail(f"--overwrite would delete {name}, which this run reads ({argument}); take another --out")
+                    flag = argument.replace("_", "-")
+                    fail(f"--overwrite would delete {name}, which this run reads (--{flag}); take another --out")
 
     def _check_arguments(self) -> bool:
         """Exits with 2 if the run was started with something else; tells whether it is finished, and not to be

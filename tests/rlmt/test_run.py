@@ -105,7 +105,7 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     start(Args(out="results/a", overwrite=True))
     assert not (run / "checkpoint-1").exists() and mine.exists()
     for out in ("mine/thesis.txt/run", "/proc/run"):
-        assert f"{out} cannot be written to" in exits(Run, Args(out=out, dry_run=True), "grpo", "model")
+        assert f"{out} cannot be read or written to" in exits(Run, Args(out=out, dry_run=True), "grpo", "model")
 
 
 def test_overwrite_never_deletes_what_a_run_reads(in_folder, exits):
@@ -118,7 +118,7 @@ def test_overwrite_never_deletes_what_a_run_reads(in_folder, exits):
         Path(name).touch()
     for word in ("a/own.py:f:1", "a/model", "a/model:train", "b/of.py:f", "a/b/rows.jsonl", "x.y=a/own.py"):
         error = exits(start, Args(out="a", overwrite=True, rewards=("math:1", word)))
-        assert "--overwrite would delete" in error and "this run reads (rewards)" in error
+        assert "--overwrite would delete" in error and "this run reads (--rewards)" in error
     assert Path("a/config.json").exists()
 
 
