@@ -292,7 +292,7 @@ def check_values(args) -> None:
         if args.report_to not in ("none", *map(str, get_available_trackers())):
             fail(f"--report-to {args.report_to}: it is not installed; pip install {args.report_to}")
         for setting in map("=".join, os.environ.items()):
-            # of a model that accelerate wraps by itself the weights have other names, and no checkpoint can be written
+            # accelerate would wrap the model, whose weights then have other names: no checkpoint can be written
             if re.fullmatch("(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*", setting):
                 fail(f"{setting}, of the launcher, is not supported; use a file of accelerate/, or unset it")
     load_in_4bit = getattr(args, "load_in_4bit", False)
@@ -381,9 +381,9 @@ def constants(namespace: dict) -> dict:
 def inputs_of(*values) -> dict[str, str]:
     """Returns what arguments name and a run reads, {file or hub name: digest}.
 
-    Of a model's folder these are the files in it, of another folder all files below it; hidden ones aside, and
-    a model's *.md, which nobody reads. The digest of a hub name that was loaded is its commit, for which the hub is
-    asked anew. Other words name nothing.
+    Of a model's folder these are the files in it, of another folder all files below it, without hidden ones and
+    a model's *.md, which nobody reads. The digest of a hub name that was loaded is its commit, for which the
+    hub is asked again. Other words name nothing.
     """
     found = {}
     for value in values:
@@ -606,9 +606,9 @@ class Run:
     def __init__(self, args, script: str, model: str, script_constants: dict | None = None):
         """Checks that the run may have its folder, and writes nothing; also in a dry run.
 
-        A folder that cannot be written to exits with 2, and an existing one, unless `args.overwrite` is set, or `args.resume` with equal arguments
-        (except CHANGEABLE) that name the same contents, and equal constants. A complete run exits with 0
-        before any model is loaded, unless an argument of LENGTH has grown.
+        A folder that cannot be written to exits with 2, and an existing one, unless `args.overwrite` is set, or
+        `args.resume` with equal arguments (except CHANGEABLE) that name the same contents, and equal constants.
+        A complete run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
         """
         self.state = PartialState(cpu=not torch.cuda.is_available())
         arguments = _through_json(args)
@@ -712,8 +712,8 @@ class Run:
                 name = min(changed)
                 fail(
                     f"what --{argument.replace('_', '-')} names is not what it was at the start of {self.folder}: "
-                    f"{name} was {before.get(name, 'missing')}, and is {now.get(name, 'missing')}; put it back (of a hub name, "
-                    "that commit into refs/main of its cache, with HF_HUB_OFFLINE=1), or start anew with --overwrite"
+                    f"{name} was {before.get(name, 'missing')}, and is {now.get(name, 'missing')}; put it back (of a "
+                    "hub name that commit into refs/main of its cache, with HF_HUB_OFFLINE=1), or use --overwrite"
                 )
 
     def start(self, has_steps: bool = True) -> None:
@@ -760,7 +760,8 @@ class Run:
                 f"--steps {steps}: {self.checkpoint} has trained {self.first_step} steps; name at least as many"
             )
         if self.state.is_main_process:
-            for folder in numbered(self.folder):  # those that are not whole must not count among those that are kept
+            # those that are not whole must not count among those that are kept
+            for folder in numbered(self.folder):
                 if step_of(folder) > self.first_step or not (folder / "complete").exists():
                     shutil.rmtree(folder)
             for name in LOGS:  # steps behind the checkpoint are trained, and logged, once more
