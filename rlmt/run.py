@@ -675,8 +675,10 @@ class Run:
                 path = Path(name)
                 # by its own name, or by that of what it links to
                 if run.resolve() in map(Path.resolve, (*path.absolute().parents, *path.resolve().parents)):
-                    flag = argument.replace("_", "-")
-                    fail(f"--overwrite would delete {name}, which this run reads (--{flag}); take another --out")
+                    fail(
+                        f"--overwrite would delete {name}, which this run reads (--{argument.replace('_', '-')}); "
+                        "take another --out"
+                    )
 
     def _check_arguments(self) -> bool:
         """Exits with 2 if the run was started with something else; tells whether it is finished, and not to be
