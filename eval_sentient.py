@@ -60,7 +60,7 @@ from typing import Literal
 from rlmt.chat import context_length, encode_prompt, load_config, read_trained_as
 from rlmt.data import read_log, write_jsonl
 from rlmt.endpoint import check_answered, has_no_reply
-from rlmt.run import Run, digests_of, parse_args
+from rlmt.run import Run, inputs_of, parse_args
 from rlmt.sampler import Sampling, text_of
 from rlmt.saved import saved_sampler
 from rlmt.scorers import Who, read_who
@@ -275,7 +275,7 @@ def fingerprint(setting: dict, simulator: Who, profiles: list[dict], omit: tuple
         profiles,
     ]
     if simulator.kind == "function":
-        contents += digests_of(simulator.name)
+        contents += inputs_of(simulator.name).values()
     return shared.short_hash(json.dumps([*contents, *omit]))
 
 

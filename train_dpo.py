@@ -662,6 +662,7 @@ def main(args: Args) -> None:
         if round_summary.exists():  # an earlier start of this run finished the round
             metrics = json.loads(round_summary.read_text())
         else:
+            run.check_inputs("reward_model", "reward_args", "gold")  # which each round reads anew
             metrics = run_round(number, data, run, tokenizer, scorer, args, accelerator)
         all_metrics.append(metrics)
         write_jsonl(run.folder / "metrics.jsonl", all_metrics)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlmt.chat import load_tokenizer
 from rlmt.endpoint import TWO_LINES, Endpoint, Reply, check_answered, try_endpoint
-from rlmt.run import digests_of
+from rlmt.run import inputs_of
 from rlmt.scorers import Who, connect, load_function, read_who
 from rlmt.vllm import serve
 from utils import fail
@@ -165,8 +165,7 @@ def text_of_verdict(reply: Reply) -> str:
 
 
 def digests_of_judge(word: str) -> list[str]:
-    """Hashes what judges or plays the user on this machine: a program's file, or a model's weights; [] for an
-    endpoint, and for a hub name."""
+    """Hashes what judges or plays the user on this machine: a program's file, or a model; [] for an endpoint."""
     if read_who(word).kind == "endpoint":
         return []
-    return digests_of(word)
+    return [*inputs_of(word).values()]

@@ -12,7 +12,7 @@ from benchmarks.shared import short_hash
 from benchmarks.tested_model import TestedModel
 from rlmt.foreign import FOREIGN_STYLES
 from rlmt.reward_model import RewardModel
-from rlmt.run import digests_of
+from rlmt.run import inputs_of
 from utils import join_thinking, or_fail
 
 
@@ -43,7 +43,7 @@ class Proxy:
 
     def fingerprint(self) -> str:
         """Hashes what two comparable rewards share: the reward model and what it reads."""
-        return short_hash(json.dumps([self.path, self.reward_on, digests_of(self.path)]))
+        return short_hash(json.dumps([self.path, self.reward_on, [*inputs_of(self.path).values()]]))
 
     def add_rewards(self, rows: list[dict]) -> None:
         """Adds the reward model's `reward` to the generation rows in good format."""

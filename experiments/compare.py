@@ -22,7 +22,7 @@ import tyro
 from experiments import tables
 from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
 from page import read_lines
-from rlmt.run import digests_of
+from rlmt.run import inputs_of
 from utils import fail, refuse_repeated
 
 # pattern in a row's name: what stands in its place in the name of the row that it is compared with, if there is
@@ -127,9 +127,9 @@ def has_other_model_now(evaluation: Path) -> bool:
     if not path.exists():
         return False
     config = json.loads(path.read_text())
-    before = config.get("inputs", {}).get("model")  # older evaluations have none
-    now = digests_of(config["args"].get("model"))
-    return bool(before and now) and before != now
+    model = config["args"].get("model") or ""
+    before = config.get("reads", {}).get("model")  # older evaluations have none
+    return bool(before) and Path(model).is_dir() and not before.items() <= inputs_of(model).items()
 
 
 def cells_of(lines: pd.DataFrame) -> pd.DataFrame:

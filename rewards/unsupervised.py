@@ -87,7 +87,8 @@ class Collapse:
 
     def __init__(self, run: Path, group_size: int):
         self.group_size = group_size
-        self.history = read_log(run / "metrics.jsonl")  # of the steps before a resume
+        # of the steps before a resume; the last one may be asked about again
+        self.history = {line["step"]: line for line in read_log(run / "metrics.jsonl")}
 
     def indicators(self, completions: list) -> dict[str, float]:
         """Returns the metrics of a step."""
@@ -100,8 +101,8 @@ class Collapse:
 
     def check(self, step: int, metrics: dict, completions: list) -> str:
         """Returns why the run should end after this step, or ""."""
-        self.history.append(metrics)
-        last = self.history[-COLLAPSE_STEPS:]
+        self.history[step] = metrics
+        last = [*self.history.values()][-COLLAPSE_STEPS:]
         if len(last) < COLLAPSE_STEPS:
             return ""
         if all(line.get("collapse/agreement", 0) >= HIGHEST_AGREEMENT for line in last):

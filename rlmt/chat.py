@@ -339,7 +339,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     check_folder(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged tokenizer.json has many kinds
         fail(
             f"{path} is neither a model folder with a tokenizer, which a run writes at its end, nor a hub name that can be "
             f"reached ({error})"

@@ -5,14 +5,17 @@ A checkpoint is run/checkpoint-<step>/:
     config.json, model*.safetensors, tokenizer ...   an ordinary Hugging Face folder; with LoRA, of the adapter
     <name>/                                          the same for every other learner, such as a critic
     model-optimizer-rank<k>.pt, <name>-optimizer-rank<k>.pt
-    complete                                         written last
+    complete                                         the digests of all these files; written last
 
 All processes call these functions together. No random state is stored, see rlmt/run.py.
 """
 
 import copy
+import hashlib
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from huggingface_hub import save_torch_state_dict
 from torch import nn
 import transformers
 
+from rlmt.data import write_file
 from rlmt.learner import Learner, full_tensor, unwrap, whole_weights
 from rlmt.model import has_adapter, is_sharded_launch
 from utils import SAFE
@@ -157,6 +161,7 @@ def _part_of(folder: Path) -> Path:
 
 def _replace(folder: Path, part: Path) -> None:
     """Gives a folder that is whole the name of an older one, whose README.md it keeps."""
+    os.sync()  # a power cut would else leave the name, and neither the old weights nor the new ones
     if (folder / "README.md").exists():  # somebody may have written it
         shutil.copy(folder / "README.md", part)
     shutil.rmtree(folder, ignore_errors=True)
@@ -171,24 +176,16 @@ def _optimizer_path(folder: Path, name: str) -> Path:
     return folder / f"{name}-optimizer-rank{rank}.pt"
 
 
-def save_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Saves an optimizer's state; under FSDP2 each process saves its shard."""
-    if is_sharded_launch() or PartialState().is_main_process:
-        torch.save(optimizer.state_dict(), _optimizer_path(folder, name))
-
-
-def load_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Loads what `save_optimizer` wrote; under FSDP2 the number of processes must be the same."""
-    path = _optimizer_path(folder, name)
-    # plain tensors alone: a pickle in somebody else's run folder is not run
-    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-
-
 def load_optimizers(folder: Path | None, learners: dict[str, Learner]) -> None:
-    """Loads the optimizers of all learners from a checkpoint; does nothing if there is none."""
+    """Loads the optimizers of all learners from a checkpoint; does nothing if there is none.
+
+    Under FSDP2 the number of processes must be the same.
+    """
     if folder:
         for name, learner in learners.items():
-            load_optimizer(folder, name, learner.optimizer)
+            # plain tensors alone: a pickle in somebody else's run folder is not run
+            state = torch.load(_optimizer_path(folder, name), map_location="cpu", weights_only=True)
+            learner.optimizer.load_state_dict(state)
 
 
 # --- 3. checkpoints
@@ -214,21 +211,53 @@ def save_checkpoint(run: Path, step: int, learners: dict[str, Learner], tokenize
         if name != "model":  # the learner that becomes run/model; its files lie in the folder itself
             weights = folder / name
         save_weights(weights, learner.model, merge=False)
-        save_optimizer(folder, name, learner.optimizer)
+        if is_sharded_launch() or state.is_main_process:  # under FSDP2 each process saves its shard
+            torch.save(learner.optimizer.state_dict(), _optimizer_path(folder, name))
 
+    os.sync()  # on every machine: a power cut would else leave the mark, and not what it is a mark of
     state.wait_for_everyone()
     if state.is_main_process:  # every process has written its part
-        (folder / "complete").touch()  # last: a checkpoint without it does not count
+        files = filter(Path.is_file, folder.rglob("*"))
+        digests = {str(path.relative_to(folder)): digest_of(path) for path in files}
+        # last: a checkpoint without it does not count
+        write_file(folder / "complete", json.dumps(digests))
+        os.sync()
         for older in numbered(run)[:-KEEP_CHECKPOINTS]:
             shutil.rmtree(older)
     state.wait_for_everyone()
 
 
+def digest_of(path: Path | str) -> str:
+    """Hashes a file: whole, but of weights and optimizers of more than 64 MiB a thousand places of 64 KiB."""
+    size = os.path.getsize(path)
+    stride = 2**16
+    if str(path).endswith((".safetensors", ".pt")):
+        stride = max(stride, size // 1000)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for start in range(0, size, stride):
+            file.seek(start)
+            digest.update(file.read(2**16))
+    return digest.hexdigest()
+
+
+def is_whole(folder: Path) -> bool:
+    """Returns whether a checkpoint's files are what was written to its end; warns if they are not."""
+    try:
+        digests = json.loads((folder / "complete").read_text() or "{}")  # older runs wrote nothing
+        changed = [name for name, digest in digests.items() if digest_of(folder / name) != digest]
+    except Exception as error:  # missing, or what a power cut left
+        changed = [error]
+    if changed:
+        print(f"WARNING: {folder} is left out because it is not whole: {changed[0]}", file=sys.stderr)
+    return not changed
+
+
 def latest(run: Path) -> Path | None:
-    """Returns the newest checkpoint of a run that was written to its end, on every process; None without
-    one."""
-    whole = [folder for folder in numbered(run) if (folder / "complete").exists()]
-    newest = whole[-1] if whole else None
+    """Returns the newest whole checkpoint of a run, on every process; None without one."""
+    newest = None
+    if PartialState().is_main_process:
+        newest = next(filter(is_whole, reversed(numbered(run))), None)
     return broadcast_object_list([newest])[0]
 
 

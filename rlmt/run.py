@@ -21,6 +21,7 @@ import copy
 import dataclasses
 import faulthandler
 import functools
+import glob
 import hashlib
 import json
 import math
@@ -30,8 +31,10 @@ import secrets
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -45,9 +48,12 @@ import numpy as np
 import torch
 import tyro
 from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from huggingface_hub.constants import HF_HUB_CACHE
+from transformers.utils import cached_file
 
-from rlmt.checkpoint import latest, numbered, save_checkpoint, save_model, step_of
+from rlmt.checkpoint import digest_of, latest, numbered, save_checkpoint, save_model, step_of
 from rlmt.data import append_jsonl, read_log, write_file, write_jsonl
 from rlmt.learner import Learner
 from rlmt.model import is_sharded_launch
@@ -262,12 +268,14 @@ POSITIVE = (
 
 
 def check_values(args) -> None:
-    """Exits with 2 for a number out of its range, a budget without prices, 4-bit weights without LoRA, and 4-bit
-    weights or an 8-bit optimizer under FSDP."""
+    """Exits with 2 for a number out of its range, a budget without prices, 4-bit weights without LoRA, 4-bit
+    weights or an 8-bit optimizer under FSDP, a tracker that is not installed, and a launcher that compiles or
+    shards models in another way than ours."""
     for name, value in vars(args).items():
-        if isinstance(value, int | float) and (value < 0 or value == 0 and name in POSITIVE):
+        # a seed of more bits fits into no generator
+        if isinstance(value, int | float) and (not 0 <= value < 2**32 or value == 0 and name in POSITIVE):
             at_least = "above 0" if name in POSITIVE else "at least 0"
-            fail(f"--{name.replace('_', '-')} {value}: give a number {at_least}")
+            fail(f"--{name.replace('_', '-')} {value}: give a number {at_least} and below 2**32")
     if isinstance(args, RunArgs) and getattr(args, "temperature", 1.0) == 0:
         fail(
             "--temperature 0: greedy completions of a prompt are all alike, so nothing is learned; 1 samples"
@@ -280,6 +288,13 @@ def check_values(args) -> None:
         fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):
         fail("--budget needs --price: US dollars per million tokens read and written")
+    if isinstance(args, RunArgs):
+        if args.report_to not in ("none", *map(str, get_available_trackers())):
+            fail(f"--report-to {args.report_to}: it is not installed; pip install {args.report_to}")
+        for setting in map("=".join, os.environ.items()):
+            # accelerate would wrap the model, whose weights then have other names: no checkpoint can be written
+            if re.fullmatch("(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*", setting):
+                fail(f"{setting}, of the launcher, is not supported; use a file of accelerate/, or unset it")
     load_in_4bit = getattr(args, "load_in_4bit", False)
     uses_bits = load_in_4bit or getattr(args, "optim", "adamw") == "adamw_8bit"
     if load_in_4bit and not args.lora_r:
@@ -363,42 +378,43 @@ def constants(namespace: dict) -> dict:
     return found
 
 
-def digests_of(value) -> list[str]:
-    """Hashes what an argument names on this machine: files, and folders of a model's weights or of data."""
-    if isinstance(value, list):
-        return [digest for word in value for digest in digests_of(word)]
-    if not isinstance(value, str) or not value:
-        return []
-    words = [value]
-    # such as local:FOLDER, FILE.py:function:weight, DATA:split, NAME.OPTION=FILE
-    for separator in re.finditer("[:=]", value):
-        words += [value[: separator.start()], value[separator.end() :]]
-    digests = []
-    for path in map(Path, filter(None, words)):
-        if path.is_file():
-            with open(path, "rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        elif path.is_dir():
-            digests.append(digest_of_folder(path))
-    return digests
+def inputs_of(*values) -> dict[str, str]:
+    """Returns what arguments name and a run reads, {file or hub name: digest}.
 
-
-def digest_of_folder(folder: Path) -> str:
-    """Hashes the weights in a model's folder; if there are none, all files below it that are not hidden.
-
-    Reads the end of each file, where the last layer is: LoRA leaves embeddings alone.
+    Of a model's folder these are the files in it, of another folder all files below it, without hidden ones and
+    a model's *.md, which nobody reads. The digest of a hub name that was loaded is its commit, for which the
+    hub is asked again. Other words name nothing.
     """
-    parts = []
-    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") for part in name.parts):
+    found = {}
+    for value in values:
+        if isinstance(value, list):
+            found |= inputs_of(*value)
+        if not isinstance(value, str):
             continue
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            file.seek(max(0, size - 2**20))
-            end = file.read()
-        parts.append(f"{name} {size} {hashlib.sha1(end).hexdigest()}")
-    return hashlib.sha1(" ".join(parts).encode()).hexdigest()[:12]
+        words = [value]
+        # such as local:FOLDER, FILE.py:function:weight, DATA:split, NAME.OPTION=FILE
+        for separator in re.finditer("[:=]", value):
+            words += [value[: separator.start()], value[separator.end() :]]
+        for word in filter(None, words):
+            is_model = os.path.exists(f"{word}/config.json")
+            below = glob.glob(glob.escape(word) + ("/*" if is_model else "/**"), recursive=True)
+            for name in (word, *sorted(below)):
+                if os.path.isfile(name) and not (is_model and name.endswith(".md")):
+                    found[name] = digest_of(name)
+            for kind in ("models", "datasets"):
+                commit = f"{HF_HUB_CACHE}/{kind}--{word.replace('/', '--')}/refs/main"
+                if os.path.isfile(commit) and not os.path.exists(word):
+                    if kind == "models":  # data were read, and their commit asked for, before
+                        with contextlib.suppress(OSError):
+                            cached_file(word, "config.json", cache_dir=HF_HUB_CACHE)
+                    found[f"hf://{kind}/{word}"] = Path(commit).read_text()
+    return found
+
+
+def loaded_code() -> list[str]:
+    """Returns the loaded Python files that no installer brought: the script, rlmt/, rewards of your own."""
+    files = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
+    return [os.path.relpath(file) for file in files if file.endswith(".py") and "/python3" not in file]
 
 
 def _default_folder(arguments: dict, script: str, model: str) -> Path:
@@ -419,9 +435,9 @@ def _through_json(args) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(args), default=str))
 
 
-def _identity(arguments: dict, may_differ: tuple[str, ...] = CHANGEABLE) -> dict:
+def _identity(arguments: dict) -> dict:
     """Returns the arguments that identify a run: a resume must have the same."""
-    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *may_differ)}
+    return {name: value for name, value in arguments.items() if name not in (*HOW_STARTED, *CHANGEABLE)}
 
 
 def _contents(run: Path) -> list[Path]:
@@ -430,13 +446,11 @@ def _contents(run: Path) -> list[Path]:
     return [path for path in run.iterdir() if path.name != "lock"]
 
 
-def changed_since(
-    before: dict, args, script_constants: dict, may_differ: tuple[str, ...] = CHANGEABLE
-) -> list[str]:
+def changed_since(before: dict, args, script_constants: dict) -> list[str]:
     """Lists the arguments and constants that have other values than in `before`, a run's config.json."""
     # a run that is older than an argument had its default
     old_arguments = _through_json(type(args)()) | before["args"]
-    new_arguments = _identity(_through_json(args), may_differ)
+    new_arguments = _identity(_through_json(args))
     changed = []
     # constants at the top of a script are hyperparameters that a user edits inline
     for old, new in ((old_arguments, new_arguments), (before["constants"], script_constants)):
@@ -553,6 +567,8 @@ def waits_for_endpoint(args) -> bool:
 
 
 STALL_MINUTES = 60  # a phase that takes longer ends the run
+# Ctrl-C, and what launchers, schedulers and closed terminals send before they kill
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
 STOPPED = 143  # exit code after a signal; a shell has the same after SIGTERM
 STDERR = 2  # its number, which signal handlers and timers need
 
@@ -590,13 +606,14 @@ class Run:
     def __init__(self, args, script: str, model: str, script_constants: dict | None = None):
         """Checks that the run may have its folder, and writes nothing; also in a dry run.
 
-        An existing folder exits with 2, unless `args.overwrite` is set, or `args.resume` with equal arguments
-        (except CHANGEABLE) that name the same contents, and equal constants. A complete run exits with 0
-        before any model is loaded, unless an argument of LENGTH has grown.
+        A folder that cannot be written to exits with 2, and an existing one, unless `args.overwrite` is set, or
+        `args.resume` with equal arguments (except CHANGEABLE) that name the same contents, and equal constants.
+        A complete run exits with 0 before any model is loaded, unless an argument of LENGTH has grown.
         """
         self.state = PartialState(cpu=not torch.cuda.is_available())
         arguments = _through_json(args)
-        inputs = {name: digests_of(value) for name, value in _identity(arguments).items()}
+        words = _identity(arguments) | {"code": loaded_code()}
+        inputs = {name: inputs_of(value) for name, value in words.items()}
         self.args = args
         self.folder = Path(args.out or _default_folder(arguments, script, model))
         """It may not exist yet."""
@@ -604,11 +621,11 @@ class Run:
             "script": script,
             "args": arguments,
             "constants": script_constants or {},
-            "inputs": {name: digests for name, digests in inputs.items() if digests},
+            "reads": {name: digests for name, digests in inputs.items() if digests},
             "processes": self.state.num_processes,
         }
         """The content of config.json."""
-        self.goes_on = args.resume and (self.folder / "config.json").exists()
+        self.goes_on = args.resume and os.path.exists(self.folder / "config.json")
         """Whether it goes on from what the folder holds, as --resume asks."""
         self.checkpoint: Path | None = None
         """Folder of the checkpoint from which it goes on; None at a start."""
@@ -618,17 +635,23 @@ class Run:
         """Of a loop that generates."""
         is_finished = False
         if self.state.is_main_process:
-            if self.goes_on:
-                is_finished = self._check_arguments()
-            else:
-                self._check_new()
+            try:
+                if self.goes_on:
+                    is_finished = self._check_arguments()
+                else:
+                    self._check_new()
+                if not is_finished:
+                    there = filter(os.path.exists, (self.folder, *self.folder.parents))
+                    tempfile.TemporaryFile(dir=next(there)).close()
+            except (OSError, ValueError) as error:  # ValueError: of a torn config.json
+                fail(f"{self.folder} cannot be read or written to ({error}); name another folder with --out")
         # rank 0 decides for all, as another machine's view of the folder may lag behind
         if broadcast_object_list([is_finished])[0]:
             self.state.print(f"{self.folder} is complete; --overwrite starts it anew")
             self.state.destroy_process_group()
             sys.exit(0)
-        if self.goes_on and self.state.is_main_process:
-            self._check_inputs()
+        if self.goes_on:
+            self.check_inputs()
 
     def _check_new(self) -> None:
         """Exits with 2 if the folder holds something that may not be replaced."""
@@ -647,6 +670,15 @@ class Run:
             fail(
                 f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
             )
+        for argument, names in self.config["reads"].items():
+            for name in names:
+                path = Path(name)
+                # by its own name, or by that of what it links to
+                if run.resolve() in map(Path.resolve, (*path.absolute().parents, *path.resolve().parents)):
+                    fail(
+                        f"--overwrite would delete {name}, which this run reads (--{argument.replace('_', '-')}); "
+                        "take another --out"
+                    )
 
     def _check_arguments(self) -> bool:
         """Exits with 2 if the run was started with something else; tells whether it is finished, and not to be
@@ -665,14 +697,25 @@ class Run:
         now = self.config["args"]
         return all(now[name] <= before["args"][name] for name in LENGTH if name in before["args"])
 
-    def _check_inputs(self) -> None:
-        """Exits with 2 if files or models that the arguments name are not those of the run's start."""
-        before = json.loads((self.folder / "config.json").read_text())
-        for name, digests in before.get("inputs", {}).items():  # older runs have none
-            if self.config["inputs"].get(name) != digests:
+    def check_inputs(self, *arguments: str) -> None:
+        """Exits with 2 if what these arguments (none: all) name is not what it was at the run's start; warns of
+        edited code."""
+        if not self.state.is_main_process:
+            return
+        reads = json.loads((self.folder / "config.json").read_text()).get("reads", {})
+        for argument in arguments or reads:  # older runs have none
+            before = reads.get(argument, {})
+            # of code what was loaded then: tests, say, have loaded more
+            now = inputs_of(self.config["args"].get(argument, [*before]))
+            changed = dict(before.items() ^ now.items())
+            if changed and argument == "code":
+                print(f"WARNING: edited since the start of {self.folder}: {', '.join(sorted(changed))}")
+            elif changed:
+                name = min(changed)
                 fail(
-                    f"--resume: what --{name.replace('_', '-')} names is not what it was at the start of "
-                    f"{self.folder}; --overwrite starts anew"
+                    f"what --{argument.replace('_', '-')} names is not what it was at the start of {self.folder}: "
+                    f"{name} was {before.get(name, 'missing')}, and is {now.get(name, 'missing')}; put it back (of a "
+                    "hub name that commit into refs/main of its cache, with HF_HUB_OFFLINE=1), or use --overwrite"
                 )
 
     def start(self, has_steps: bool = True) -> None:
@@ -688,7 +731,7 @@ class Run:
             lock_folder(self.folder)
             if not self.goes_on:  # --overwrite; what may be deleted was checked before
                 for path in _contents(self.folder):
-                    if path.is_dir():
+                    if path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path)
                     else:
                         path.unlink()
@@ -708,6 +751,8 @@ class Run:
         last_logged = -1  # without a checkpoint all rows go, also those of step 0 in held_out.jsonl
         if self.args.resume:
             self.checkpoint = latest(self.folder)
+            if not self.checkpoint and any(self.folder.glob("checkpoint-*/complete")):
+                fail(f"no checkpoint of {self.folder} can be read; --overwrite starts anew")
             self.state.print(f"resumes from {self.checkpoint or 'the beginning'}", flush=True)
         if self.checkpoint:
             self.first_step = last_logged = step_of(self.checkpoint)
@@ -717,9 +762,10 @@ class Run:
                 f"--steps {steps}: {self.checkpoint} has trained {self.first_step} steps; name at least as many"
             )
         if self.state.is_main_process:
-            for torn in numbered(self.folder):  # of no use, and not to be counted among those that are kept
-                if not (torn / "complete").exists():
-                    shutil.rmtree(torn)
+            # those that are not whole must not count among those that are kept
+            for folder in numbered(self.folder):
+                if step_of(folder) > self.first_step or not (folder / "complete").exists():
+                    shutil.rmtree(folder)
             for name in LOGS:  # steps behind the checkpoint are trained, and logged, once more
                 cut_log(self.folder / name, last_logged)
         self.state.wait_for_everyone()
@@ -745,7 +791,7 @@ class Run:
         checks: Sequence[Callable] = (),
         measure: Callable[[int], bool] | None = None,
     ) -> Iterator[None]:
-        """Surrounds a loop over `steps`: ends it in order on SIGTERM or Ctrl-C, and with its stacks if it hangs.
+        """Surrounds a loop over `steps`: ends it in order on STOP_SIGNALS, and with its stacks if it hangs.
 
         Args:
             learners: {"model": the policy, "critic": ..., ...}, which are in each checkpoint.
@@ -772,15 +818,18 @@ class Run:
         self.timer = Timer()
         """That of the step; `timer.end(phase)` ends a phase."""
         self.is_stopping = False
-        """Whether this process received SIGTERM or Ctrl-C."""
+        """Whether this process received one of STOP_SIGNALS."""
         self.started = time.monotonic()
         self.n_tokens = 0
         if self.state.is_main_process:  # a resumed run counts on
             for line in read_log(self.folder / "metrics.jsonl")[-1:]:
                 self.n_tokens = line.get("num_tokens", 0)
-        self.tracker = self._start_tracker()
-        # launchers and schedulers send the first
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        self.tracker = None
+        or_warn(f"--report-to {self.args.report_to}", self._start_tracker)
+        before = {}
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+                before[number] = signal.signal(number, self._on_signal)
         try:
             yield
         except Stopped as stopped:
@@ -794,7 +843,7 @@ class Run:
                 signal.signal(number, handler)
             faulthandler.cancel_dump_traceback_later()
             if self.tracker:
-                self.tracker.finish()
+                or_warn("--report-to", self.tracker.finish)
             self.learners = {}  # the caller may need their memory
 
     def steps(self) -> Iterator[int]:
@@ -802,13 +851,16 @@ class Run:
         if self.measure and self.first_step == 0:  # where the curves of held_out.jsonl begin
             seed_step(self.args.seed, 0)
             self.measure(0)
+        # an earlier start may have been killed before it ended for what its last step showed
+        for line in read_log(self.folder / "metrics.jsonl")[-1:]:
+            self._ask_checks(line["step"], line, ())
         for step in range(self.first_step + 1, self.n_steps + 1):
+            if self.end_reason:
+                return
             self.timer = Timer(at_each_phase=self._expect_progress)
             self._expect_progress()
             seed_step(self.args.seed, step - 1)
             yield step
-            if self.end_reason:
-                return
 
     def check_finite(self, step: int, metrics: dict[str, float], rows: list) -> None:
         """Ends the run before an update that is not finite; writes this process's rows (dataclasses) to disk."""
@@ -833,9 +885,7 @@ class Run:
             if rows:
                 append_jsonl(self.folder / "completions.jsonl", rows)
         # after the log, so that the step which ends a run can be looked at
-        for check in self.checks:
-            self.end_reason = check(step, metrics, completions) or self.end_reason
-
+        self._ask_checks(step, metrics, completions)
         is_stopping = any(gather_object([self.is_stopping]))  # on any process, as all of them must save
         is_last = step == self.n_steps or bool(self.end_reason)
         is_due = is_last or step % self.args.save_steps == 0
@@ -846,6 +896,10 @@ class Run:
             raise Stopped(step)
         if self.end_reason:
             self.state.print(f"{self.end_reason}; the run ends here")
+
+    def _ask_checks(self, step: int, metrics: dict, completions: Sequence) -> None:
+        for check in self.checks:
+            self.end_reason = check(step, metrics, completions) or self.end_reason
 
     def _save(self, step: int, measures: bool) -> None:
         # measured before it is saved: a run that is killed between the two repeats this step, and measures
@@ -865,7 +919,7 @@ class Run:
         append_jsonl(self.folder / "metrics.jsonl", [line])
         if self.tracker:
             numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-            self.tracker.log(numbers, step=step)
+            or_warn(f"--report-to lacks step {step}", self.tracker.log, numbers, step)
 
         shown = []
         for title, key in self.columns.items():
@@ -888,25 +942,27 @@ class Run:
             faulthandler.dump_traceback_later(60 * STALL_MINUTES, exit=True, file=STDERR)
 
     def _on_signal(self, number, frame) -> None:
-        """Notes SIGTERM or Ctrl-C, at which the run stops at the end of its step; the next Ctrl-C ends it at
+        """Notes one of STOP_SIGNALS, at which the run stops at the end of its step; the next Ctrl-C ends it at
         once."""
         self.is_stopping = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for output in (1, STDERR):
+            # a terminal that was closed, which SIGHUP says, would answer the next print with an error
+            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         name = signal.Signals(number).name
         os.write(STDERR, f"{name}: the run stops with a checkpoint at the end of this step\n".encode())
 
-    def _start_tracker(self):
+    def _start_tracker(self) -> None:
         """Starts a run of Weights & Biases, Trackio or TensorBoard, or goes on with that of a resumed run.
 
-        Returns None for "none", and on all but the main process. A resume may log steps a second time:
+        Does nothing for "none", and on all but the main process. A resume may log steps a second time:
         TensorBoard then drops the first ones, W&B the second ones, and Trackio has both. They are equal where
         resuming is exact.
         """
         report_to = self.args.report_to
         if report_to == "none" or not self.state.is_main_process:
-            return None
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
+            return
         tracker_class = LOGGER_TYPE_TO_CLASS[report_to]
         if report_to == "tensorboard":
             tracker = tracker_class(report_to, self.folder, purge_step=self.first_step + 1)
@@ -920,13 +976,14 @@ class Run:
                 settings |= {"id": name, "dir": str(self.folder)}
             tracker = tracker_class("rlmt", **settings)
         tracker.start()
-        return tracker
+        self.tracker = tracker
 
     # --- the end
 
     def write_summary(self, summary: dict) -> None:
         """Writes summary.json, which marks a finished run."""
         if self.state.is_main_process:
+            os.sync()  # a power cut would else leave the mark, and not the model
             write_file(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def finish(self, summary: dict, next_command: str) -> None:

@@ -15,7 +15,7 @@ from benchmarks.scoring import INDEX_COLUMNS, add_to_index, mean_interval
 from experiments import compare, tables
 from notebooks import style
 from rlmt.data import read_log
-from rlmt.run import digests_of
+from rlmt.run import inputs_of
 
 TRAINED = ROOT / "results/toy/toy-rlmt-s0"  # its metrics, and held-out gold
 
@@ -203,7 +203,7 @@ def test_an_evaluation_of_weights_that_were_replaced_is_left_out(tmp_path, monke
     weights.write_bytes(b"old")
     write_line(Path("results"), "x", "sums", "score", None, [1, 0])
     folder = Path("results/sums-score-None-x")
-    config = {"args": {"model": "results/x/model"}, "inputs": {"model": digests_of("results/x/model")}}
+    config = {"args": {"model": "results/x/model"}, "reads": {"model": inputs_of("results/x/model")}}
     config["args"] |= {"top_p": 1, "max_tokens": 8}
     (folder / "config.json").write_text(json.dumps(config))
     assert len(compare.read_evaluations((Path("results"),))) == 1

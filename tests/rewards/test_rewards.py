@@ -66,11 +66,10 @@ def reads_the_prompt(rows, group_size, max_tokens):
 def test_a_run_ends_when_its_answers_or_words_are_all_alike(tmp_path):
     healthy = {"collapse/agreement": 0.5, "entropy": 0.5}
     for sign in ({"collapse/agreement": 1.0}, {"entropy": 0.001}):
-        (tmp_path / "metrics.jsonl").write_text(
-            to_jsonl([healthy | sign] * 8)
-        )  # of the steps before a resume
+        lines = [{"step": step} | healthy | sign for step in range(1, 9)]  # before a resume
+        (tmp_path / "metrics.jsonl").write_text(to_jsonl(lines))
         collapse = unsupervised.Collapse(tmp_path, group_size=2)
-        assert not collapse.check(9, healthy | sign, [])
+        assert not collapse.check(8, lines[-1], []) and not collapse.check(9, healthy | sign, [])
         reason = collapse.check(10, healthy | sign, [])
         assert reason.startswith("collapsed") and not collapse.check(11, healthy, [])
 

@@ -56,7 +56,7 @@ def test_an_optimizer_of_8_bits_keeps_whole_moments_of_embeddings(accelerator):
     assert states[of_layer]["state1"].dtype == torch.uint8 != states[of_embeddings]["state1"].dtype
 
 
-def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, tmp_path):
+def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, tmp_path, exits):
     for name in ("8", "9", "10", "mine"):
         (tmp_path / f"checkpoint-{name}").mkdir()
     for name in ("8", "9"):  # the later one was killed while it was written
@@ -70,8 +70,19 @@ def test_older_checkpoints_go_when_a_newer_one_is_whole(accelerator, tokenizer, 
     (tmp_path / "config.json").write_text('{"args": {}, "constants": {}, "processes": 1}')
     run = Run(RunArgs(out=str(tmp_path), resume=True), "sft", "model")
     run.find_checkpoint()
+    save_checkpoint(tmp_path, 102, {}, tokenizer)
+    assert latest(tmp_path).name == "checkpoint-102"
+    [*_, file] = (tmp_path / "checkpoint-102").glob("*.json")
+    content = file.read_bytes()
+    for torn in (b"", content[:-1], bytes(len(content))):  # as a power cut may leave it
+        file.write_bytes(torn)
+        assert latest(tmp_path).name == "checkpoint-100"
+    file.unlink()
+    run.find_checkpoint()
     left = {path.name for path in tmp_path.glob("checkpoint-*")}  # the torn ones are of no use
     assert run.first_step == 100 and left == {"checkpoint-100", "checkpoint-mine"}
+    (tmp_path / "checkpoint-100" / file.name).unlink()
+    assert "no checkpoint of" in exits(run.find_checkpoint)
 
 
 @pytest.mark.parametrize("bits", [{}, {"lora_r": 4}, {"lora_r": 4, "load_in_4bit": True}])

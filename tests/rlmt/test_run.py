@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import filelock
 import pytest
 
 from rlmt import run as rlmt_run
+from rlmt.checkpoint import latest
 from rlmt.data import read_log
-from rlmt.run import RLArgs, Run, check_values, parse_args, rows_of_step
+from rlmt.run import STOP_SIGNALS, STOPPED, RLArgs, Run, check_values, parse_args, rows_of_step
 from rlmt.scorers import load_function
 
 
@@ -41,8 +44,14 @@ def test_default_then_preset_then_flag(monkeypatch, exits):
         ("--preset smal", "unknown preset 'smal'"),
         ("--rewards math:1 --rewards=code:1", "--rewards is given 2 times"),
         ("--load-in-4bit", "add --lora-r 64"),
+        (f"--seed {10**30}", "give a number at least 0 and below 2**32"),
     ):
         assert said in exits(parse, line)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # as the launcher sets it
+    monkeypatch.setattr(rlmt_run, "get_available_trackers", list)
+    assert "pip install wandb" in exits(parse, "--report-to wandb") and parse("")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    assert "ACCELERATE_USE_DEEPSPEED=true, of the launcher" in exits(parse, "")
 
 
 def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
@@ -92,9 +101,25 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
         assert "is not a run's folder" in exits(start, Args(out=folder, overwrite=True))
     assert mine.exists() and (run / "config.json").exists()
     assert "leave one out" in exits(check_values, Args(resume=True, overwrite=True))
-    (run / "checkpoint-1").mkdir()
+    (run / "checkpoint-1").symlink_to(in_folder / "mine")
     start(Args(out="results/a", overwrite=True))
-    assert not (run / "checkpoint-1").exists()
+    assert not (run / "checkpoint-1").exists() and mine.exists()
+    for out in ("mine/thesis.txt/run", "/proc/run"):
+        assert f"{out} cannot be read or written to" in exits(Run, Args(out=out, dry_run=True), "grpo", "model")
+
+
+def test_overwrite_never_deletes_what_a_run_reads(in_folder, exits):
+    start(Args(out="a"))
+    Path("b").mkdir()
+    for link, target in (("b/of.py", "../a/own.py"), ("a/b", "../b")):
+        Path(link).symlink_to(target)
+    for name in ("a/own.py", "a/model/tokenizer.json", "b/rows.jsonl"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    for word in ("a/own.py:f:1", "a/model", "a/model:train", "b/of.py:f", "a/b/rows.jsonl", "x.y=a/own.py"):
+        error = exits(start, Args(out="a", overwrite=True, rewards=("math:1", word)))
+        assert "--overwrite would delete" in error and "this run reads (--rewards)" in error
+    assert Path("a/config.json").exists()
 
 
 def test_a_folder_in_use_is_refused(in_folder, exits):
@@ -119,11 +144,18 @@ def test_a_resume_goes_on_with_equal_arguments_only(in_folder, exits):
     assert start(moved, constants={"LIMIT": 1}) == run
 
 
-def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
+def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits, monkeypatch, capsys):
+    monkeypatch.setattr(rlmt_run, "HF_HUB_CACHE", str(in_folder))
     Path("model").mkdir()
+    Path("models--org--rm/refs").mkdir(parents=True)
+    Path("datasets--org--rows/refs").mkdir(parents=True)
     Path("data=2/train").mkdir(parents=True)
     files = {
+        "model/config.json": "--model",
         "model/model.safetensors": "--model",
+        "model/chat_template.jinja": "--model",
+        "models--org--rm/refs/main": "--reward-model",
+        "datasets--org--rows/refs/main": "--gold",
         "data=2/train/0.arrow": "--gold-prompts",
         "own.py": "--rewards",
         "rm.jinja": "--reward-args",
@@ -131,7 +163,10 @@ def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
     for file in files:
         Path(file).write_text("old")
     words = {"rewards": ("own.py:f:1", "math:2"), "reward_args": ("preference.chat_template=rm.jinja",)}
+    words |= {"reward_model": "org/rm", "gold": "org/rows:train"}
     first = Args(out="run", model="model", gold_prompts="data=2", **words)
+    Path("script.py").touch()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py")
     run = start(first)
     # the file that --config names is written anew by each start
     resumed = dataclasses.replace(first, resume=True, config="run/config.json")
@@ -141,7 +176,10 @@ def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits):
         Path(file).write_text("new")
         assert f"what {flag} names is not what it was" in exits(start, resumed)
         Path(file).write_text("old")
+    assert "WARNING" not in capsys.readouterr().out
+    Path("script.py").write_text("edited")
     assert start(resumed) == run
+    assert "WARNING: edited since the start of run: script.py\n" in capsys.readouterr().out
 
 
 def test_a_finished_run_ends_at_once_unless_it_is_to_be_longer(in_folder):
@@ -187,3 +225,41 @@ def test_the_log_has_every_step_once_and_so_has_tensorboard(in_folder):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = events.EventAccumulator(str(run.folder / "tensorboard")).Reload().Scalars("reward/gold")
     assert [event.value for event in found] == pytest.approx([0.1, 0.2, 30.0, 40.0])
+
+
+def fails(*_, **__):
+    raise ConnectionError("no answer")
+
+
+@pytest.mark.parametrize("name", ["start", "log", "finish"])
+def test_a_tracker_that_fails_costs_no_step(name, in_folder, monkeypatch, capsys):
+    monkeypatch.setattr(rlmt_run.LOGGER_TYPE_TO_CLASS["tensorboard"], name, fails)
+    args = Args(report_to="tensorboard", out="run", save_steps=100)
+    run = Run(args, "grpo", args.model)
+    run.start()
+    with run.training({}, None, 99, {}):
+        run.end_step(1, {}, 1)
+    assert len(read_log(run.folder / "metrics.jsonl")) == 1
+    assert "ConnectionError: no answer" in capsys.readouterr().err
+
+
+def test_a_signal_saves_and_a_run_that_ended_does_not_go_on(in_folder, tokenizer):
+    def check(step, metrics, completions):
+        return "collapsed" if metrics["loss"] == len(STOP_SIGNALS) else ""
+
+    def train(steps, number=None):
+        run = Run(Args(out="run", resume=True, save_steps=100), "grpo", "org/base")
+        run.start()
+        with run.training({}, tokenizer, steps, {}, checks=[check]):
+            for step in run.steps():
+                os.kill(os.getpid(), number)
+                run.end_step(step, {"loss": step}, 1)
+        return run.end_reason
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for step, number in enumerate(STOP_SIGNALS, 1):
+        with pytest.raises(SystemExit, match=str(STOPPED)):
+            train(99, number)
+        assert latest(Path("run")).name == f"checkpoint-{step}"
+    assert train(99) == "collapsed"  # it was killed before it could end for that
+    signal.signal(signal.SIGHUP, before)

@@ -18,6 +18,7 @@ import torch
 from launch import DDP, FSDP2, finished, started, started_ranks
 from script_runs import (
     BASE,
+    REWARD_MODEL,
     ROOT,
     check_same_bits,
     killed_after,
@@ -338,3 +339,11 @@ def test_what_dpo_cannot_train_on_is_said(data, tmp_path, exits):
         run_here, [few[0], *few[few.index("train_dpo.py") :]]
     )
     assert "4 are trained on" in exits(execute, "dpo", data, tmp_path, "--pairs", f"{data}/pairs.jsonl")
+
+
+def test_dpo_begins_no_round_with_a_reward_model_that_changed(data, tmp_path, exits):
+    shutil.copytree(ROOT / REWARD_MODEL, tmp_path / "rm")
+    change = f"open('{tmp_path}/rm/chat_template.jinja', 'a').write(' ')"
+    (tmp_path / "own.py").write_text(f"def gold(messages, response):\n    {change}\n    return 1\n")
+    flags = f"--reward-model {tmp_path}/rm --gold {tmp_path}/own.py:gold".split()
+    assert "what --reward-model names" in exits(execute, "dpo", data, tmp_path / "run", *flags)
