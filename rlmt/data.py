@@ -30,7 +30,7 @@ SWITCHES = ("on", "off")  # Nemotron's `reasoning` says whether thinking was ask
 FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token", "eos")
 # in which a row or turn that is not to be learned has false or 0: KTO's, OpenAI's, axolotl's
 MARKS = ("label", "weight", "train")
-TURN_KEYS = {"role", "content", "from", "value", *THINKING_FIELDS, *MARKS}
+TURN_KEYS = {"role", "content", *THINKING_FIELDS, *MARKS}
 
 
 class BadInput(ValueError):
@@ -129,8 +129,9 @@ def _in_messages(row: dict) -> dict:
     if row.get("conversations"):
         row["messages"] = []
         for turn in row.pop("conversations"):
-            role = SHAREGPT_ROLES.get(turn["from"], turn["from"])
-            row["messages"].append({**turn, "role": role, "content": turn["value"]})
+            role = turn.pop("from")
+            turn |= {"role": SHAREGPT_ROLES.get(role, role), "content": turn.pop("value")}
+            row["messages"].append(turn)
     return row
 
 

@@ -45,14 +45,6 @@ def test_default_then_preset_then_flag(monkeypatch, exits):
         assert said in exits(parse, line)
 
 
-def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
-    path = tmp_path / "json.py"
-    path.write_text("print('loads a model')\ndef double(n):\n    return 2 * n\n")
-    assert load_function(f"{path}:double")(4) == load_function(f"{path}:double")(4) == 8
-    assert capsys.readouterr().out.count("loads a model") == 1 and sys.modules["json"] is json
-    assert "has no function 'triple'" in exits(load_function, f"{path}:triple")
-
-
 # --- the folder
 
 
