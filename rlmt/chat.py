@@ -264,10 +264,11 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
     """
     if any(token in text for token in control_tokens(tokenizer).values()):
         return "control_token"
+    flaw = flaw_of_text(text, think_format)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if _letters(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) != _letters(text):
-        return "unknown_words"
-    return flaw_of_text(text, think_format)
+    if not flaw and _letters(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) != _letters(text):
+        flaw = "unknown_words"
+    return flaw
 
 
 def _letters(text: str) -> str:

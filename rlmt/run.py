@@ -646,9 +646,7 @@ class Run:
                 f"{run} has no config.json, so it cannot be resumed; take --overwrite in its place, or another --out"
             )
         if not self.args.overwrite:
-            fail(
-                f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder"
-            )
+            fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
         if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
             fail(
                 f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"
@@ -786,7 +784,9 @@ class Run:
                 self.n_tokens = line.get("num_tokens", 0)
         self.tracker = self._start_tracker()
         # launchers and schedulers send the first
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         except Stopped as stopped:

@@ -11,7 +11,6 @@ import pytest
 from rlmt import run as rlmt_run
 from rlmt.data import read_log
 from rlmt.run import RLArgs, Run, check_values, parse_args, rows_of_step
-from rlmt.scorers import load_function
 
 
 @dataclasses.dataclass
