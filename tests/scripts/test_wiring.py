@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import train_grpo
+import train_ppo
 from rlmt import sampler
 from rlmt.data import read_log, write_jsonl
 from rlmt.learner import cosine_rate
@@ -69,7 +70,7 @@ def run(tmp_path, monkeypatch):
 RL = (
     f"--prompts-per-step 4 --updates-per-rollout 2 --temperature {TEMPERATURE} --save-steps 1 "
     "--max-completion-tokens 24 --micro-batch-tokens 400 --on-bad-format score --entropy-coef 0.02 "
-    "--importance-correction token_truncate --epsilon 0.01 0.03"
+    "--importance-correction token_truncate --epsilon 0.001 0.003"
 )
 
 
@@ -89,7 +90,7 @@ def token_losses(policy, reference, one, advantages, beta: float) -> torch.Tenso
     """Returns the loss of each token (T,) but the critic's; `one.old`: log-probabilities before the updates."""
     logprobs, entropies = logprobs_of(policy, one)
     ratio = (logprobs - one.old).exp()
-    gained = torch.min(ratio * advantages, ratio.clamp(0.99, 1.03) * advantages)
+    gained = torch.min(ratio * advantages, ratio.clamp(0.999, 1.003) * advantages)
     gained = gained * (one.old - SAMPLER_LOGPROB).exp().clamp(max=3.0)
     gap = logprobs_of(reference, one)[0].detach() - logprobs
     return beta * (gap.exp() - gap - 1) - 0.02 * entropies - gained
@@ -277,8 +278,10 @@ def test_the_kl_is_of_the_policys_tokens():
         policy = load_learner(start_accelerator())
         for one in completions:
             one.reference_logprobs = [-2.0 - shift * (1 - is_policy) for is_policy in one.policy_mask]
+            one.old_logprobs = [-1.0] * len(one.ids)
         means = train_grpo.accumulate_gradients(completions, policy, epsilon=(0.2, 0.2), beta=0.3)
-        found.append([means["kl"], means["loss"], policy.clip_gradients(1.0)])
+        in_reward = train_ppo.kl_of_tokens(completions).sum()
+        found.append([means["kl"], means["loss"], policy.clip_gradients(1.0), in_reward])
     assert found[0] == found[1] and found[0][0] > 0.1
 
 
