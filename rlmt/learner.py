@@ -199,8 +199,7 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     if isinstance(end, list):
         end = end[0]
     turn = [*range(11, 130, 7), end or 0]  # any ids will do
-    n_longer = 8
-    n = min(context_length(config), LONGEST_CHECKED) - n_longer
+    n = min(context_length(config), LONGEST_CHECKED) - 8  # so that it can be longer
     rows = [(turn * n)[: n - 1] + turn[-1:], turn]
     prompts = [rows[0][:-24], rows[1][:5]]
     completions = [rows[0][-24:], rows[1][5:]]
@@ -211,9 +210,7 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     for row, completion, found in zip(rows, completions, logprobs):
         n = len(completion)
         ids = torch.tensor([row], device=accelerator.device)
-        longer = torch.cat(
-            [ids, ids[:, :n_longer]], dim=1
-        )  # what comes after changes nothing but the rounding
+        longer = torch.cat([ids, ids[:, :8]], dim=1)  # what comes after changes nothing but the rounding
         with evaluating(policy), accelerator.autocast():
             expected = policy.plain_logprobs(ids)[0, -n:]
             rounded = policy.plain_logprobs(longer)[0, : len(row) - 1][-n:]

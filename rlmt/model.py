@@ -8,7 +8,7 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,9 +38,6 @@ from rlmt.chat import (
 )
 from utils import SAFE, compute_dtype, fail, in_one_line, or_fail
 
-# counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
-Length = Callable[[object], int]
-LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
 
 
