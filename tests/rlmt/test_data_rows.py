@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 
 from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
-from rewards.gold import Gold
+from rewards.scorer import Scorer
 from rlmt.run import ScoreArgs
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
@@ -290,4 +290,4 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     assert "0 prompts" in exits(held_out, 1)
     assert held_out(400, kept, "") == []
     assert "a step or a round needs 2" in exits(load_prompts, str(path), tokenizer, 100, 2)
-    assert "--gold-prompts needs --gold" in exits(Gold, ScoreArgs(gold_prompts="p.jsonl"), None)
+    assert "--gold-prompts needs --gold" in exits(Scorer, ScoreArgs(gold_prompts="p.jsonl"), [], tokenizer, None, 1)
