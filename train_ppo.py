@@ -47,7 +47,7 @@ from typing import Literal
 from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
 from rlmt.data import load_held_out, load_prompts, write_jsonl
-from rlmt.learner import Learner, completion_columns, load_policy, n_tokens_of, pad
+from rlmt.learner import Learner, completion_columns, load_policy, mask_of, n_tokens_of, pad
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
 from rlmt.run import RLArgs, Run, constants, parse_args, rows_of_step
@@ -281,20 +281,12 @@ def accumulate_critic_gradients(completions: list[Completion], critic: Learner) 
 # --- steps of the loop
 
 
-def policy_mask(completions: list[Completion]) -> torch.Tensor:
-    """Returns a mask (B, T), 1 on the tokens that the policy wrote."""
-    masks = []
-    for completion in completions:
-        masks.append(completion.policy_mask or [1] * len(completion.ids))
-    return pad(masks)
-
-
 def token_rewards(completions: list[Completion], dense_rewards: list) -> torch.Tensor:
     """Returns rewards (B, T): the completion's on the policy's last token, plus dense ones on any token.
 
     The model behind the dense reward `prime` takes its training step here.
     """
-    mask_B_T = policy_mask(completions)
+    mask_B_T = mask_of(completions, "policy_mask")
     rewards_B_T = torch.zeros_like(mask_B_T)
     for n, completion in enumerate(completions):
         if not math.isnan(completion.reward):
@@ -310,7 +302,7 @@ def kl_of_tokens(completions: list[Completion]) -> torch.Tensor:
     """Returns log(policy / reference) (B, T), the estimate k1 of the KL; 0 on others' tokens."""
     old_logprobs = pad([completion.old_logprobs for completion in completions])
     reference_logprobs = pad([completion.reference_logprobs for completion in completions])
-    return (old_logprobs - reference_logprobs) * policy_mask(completions)
+    return (old_logprobs - reference_logprobs) * mask_of(completions, "policy_mask")
 
 
 def set_advantages(
@@ -327,7 +319,7 @@ def set_advantages(
     """
     device = accelerator.device
     has_reward = torch.tensor([[not math.isnan(completion.reward)] for completion in completions])
-    mask = (policy_mask(completions) * has_reward).to(device)
+    mask = (mask_of(completions, "policy_mask") * has_reward).to(device)
     values = pad([completion.values for completion in completions]).to(device)
     advantages, returns = gae(rewards_B_T.to(device), values, mask, gamma, lam)
     white = whiten(advantages, mask, accelerator)

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
-from rlmt.chat import Dropped, load_tokenizer, prepare_tokenizer, render, without_control
+from rlmt.chat import Dropped, flaw_of, load_tokenizer, prepare_tokenizer, render, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import read_pairs, text_of_turns, write_jsonl
-from rlmt.learner import Learner, collate_ids, cosine_rate, deal
+from rlmt.data import drop_if, read_pairs, text_of_turns, write_jsonl
+from rlmt.learner import Learner, cosine_rate, deal, unwrap
 from rlmt.memory import Memory, check_memory
 from rlmt.model import check_context, load_trained, start_accelerator
 from rlmt.run import RunArgs, Run, constants, count_reasons, parse_args, plan_steps, rows_of_step
@@ -41,7 +41,7 @@ from tqdm import tqdm
 from transformers import AutoModelForSequenceClassification
 
 from utils import fail, join_thinking, or_fail
-from rlmt.reward_model import RewardModel, check_template
+from rlmt.reward_model import RewardModel, check_template, scores_of, set_pad_token
 
 
 # PRESETS, at the end of this file, have other values for one card and small runs
@@ -184,8 +184,10 @@ def length_of(pair: Pair) -> int:
 
 
 def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
-    """Returns the token ids of a row's conversation with its chosen or rejected answer."""
+    """Returns the token ids of a row's conversation with its chosen or rejected answer; raises Dropped for a flaw
+    of the answer."""
     text = row[side]
+    think_format = "plain"
     if reward_on == "think+response":
         thinking = row.get(f"{side}_thinking")
         if thinking is None:
@@ -193,9 +195,13 @@ def encode_side(row: dict, side: str, tokenizer, reward_on: str) -> list[int]:
                 f"row {row['id']} has neither '{side}_thinking' nor thinking in its {side!r}; "
                 "use --reward-on response"
             )
-        text = join_thinking(thinking, text, "think")
+        think_format = "think"
+        text = join_thinking(thinking, text, think_format)
     messages = [*row["messages"], {"role": "assistant", "content": text}]
-    return render(tokenizer, without_control(tokenizer, messages))
+    ids = render(tokenizer, without_control(tokenizer, messages))
+    flaw = flaw_of(tokenizer, text, think_format)
+    drop_if(flaw != "", flaw)
+    return ids
 
 
 def build_pairs(
@@ -280,22 +286,17 @@ def load_pairs(args: Args, tokenizer, accelerator) -> tuple[list[Pair], list[Pai
 # --- model and step
 
 
-def load_classifier(args: Args, checkpoint: Path | None, tokenizer, accelerator) -> Learner:
+def load_classifier(args: Args, checkpoint: Path | None, accelerator) -> Learner:
     """Loads the classifier, of a resumed run from its checkpoint, and makes its optimizer."""
     torch.manual_seed(args.seed)  # a new head, and LoRA's initial weights
     model = load_trained(args.model, args, checkpoint, AutoModelForSequenceClassification, "SEQ_CLS")
     model.config.reward_on = args.reward_on  # rlmt/reward_model.py compares it with its own
-    # the score is read at the last token that is not this one
-    model.config.pad_token_id = tokenizer.pad_token_id
-    model.config.use_cache = False
     return Learner(
         model, accelerator, args.micro_batch_tokens, args.learning_rate, args.weight_decay, optim=args.optim
     )
 
 
-def accumulate_gradients(
-    pairs: list[Pair], classifier: Learner, pad_token_id: int, batch_size: int
-) -> dict[str, float]:
+def accumulate_gradients(pairs: list[Pair], classifier: Learner, batch_size: int) -> dict[str, float]:
     """Computes the gradient of one optimizer step, in micro-batches; returns what is logged of its pairs.
 
     The loss is a mean over the step's `batch_size` pairs, whichever process and micro-batch they are in.
@@ -304,12 +305,7 @@ def accumulate_gradients(
     scored = []
     for micro_batch in classifier.micro_batches(pairs, length_of):
         sides = [pair.chosen_ids for pair in micro_batch] + [pair.rejected_ids for pair in micro_batch]
-        no_prompts = [[]] * len(sides)  # prompt and answer are one text
-        batch = collate_ids(no_prompts, sides, accelerator.device, pad_token_id)
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-        logits = classifier.model(**inputs).logits
-        rewards = logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
-        chosen, rejected = rewards.chunk(2)
+        chosen, rejected = scores_of(classifier.model, sides, accelerator.device).chunk(2)
         loss = bradley_terry_loss(chosen, rejected)
         classifier.backward(loss.sum() / batch_size)
         scored.append(torch.stack([loss, chosen, rejected], dim=1).detach())
@@ -359,7 +355,7 @@ def main(args: Args) -> None:
     write_jsonl(run.folder / "dropped.jsonl", dropped)
 
     # --- model
-    classifier = load_classifier(args, run.checkpoint, tokenizer, accelerator)
+    classifier = load_classifier(args, run.checkpoint, accelerator)
     learners = {"model": classifier}
     load_optimizers(run.checkpoint, learners)
 
@@ -370,7 +366,7 @@ def main(args: Args) -> None:
             own_pairs = deal(chosen, accelerator, length_of)
             rate = cosine_rate(args.learning_rate, step, steps, args.warmup_ratio)
             classifier.set_rate(rate)
-            metrics = accumulate_gradients(own_pairs, classifier, tokenizer.pad_token_id, args.batch_size)
+            metrics = accumulate_gradients(own_pairs, classifier, args.batch_size)
             metrics["grad_norm"] = classifier.clip_gradients(MAX_GRAD_NORM)
             run.check_finite(step, metrics, own_pairs)
             classifier.step()
@@ -381,6 +377,7 @@ def main(args: Args) -> None:
             run.end_step(step, metrics, n_tokens=sum(pair.n_tokens for pair in chosen))
 
     # --- save and measure
+    set_pad_token(unwrap(classifier.model), tokenizer.pad_token_id)  # for those who pad with it
     save_model(run.folder / "model", classifier.model, tokenizer)
     del learners, classifier
     accelerator.free_memory()  # gradients and optimizer too: now a whole copy is loaded

@@ -203,22 +203,9 @@ def read_constraints(text: str, prompt: str) -> dict:
 
 
 def different_pair(row: dict) -> dict:
-    """Reads a pair, in any form that to_pair reads, of two different answers.
-
-    If both have a score, a tie or a reversed order is not a preference and is dropped.
-    """
+    """Reads a pair, in any form that to_pair reads, of two different answers."""
     pair = to_pair(row)
-    chosen = pair["chosen"].strip()
-    rejected = pair["rejected"].strip()
-    drop_if(not chosen or not rejected, "empty_response")
-    drop_if(chosen == rejected, "identical_pair")
-    if has_field(row, "score_chosen") and has_field(row, "score_rejected"):
-        try:
-            margin = float(row["score_chosen"]) - float(row["score_rejected"])  # in a .csv they are texts
-        except (TypeError, ValueError) as error:
-            raise BadInput(f"score_chosen, score_rejected: {error}") from error
-        drop_if(margin == 0, "tied_scores")
-        drop_if(margin < 0, "reversed_scores")
+    drop_if(pair["chosen"].strip() == pair["rejected"].strip(), "identical_pair")
     return pair
 
 
@@ -226,10 +213,8 @@ def whole_trace(row: dict) -> dict:
     """Reads a trace, in any form that to_trace reads, with both parts and without tags in them."""
     trace = to_trace(row)
     thinking = trace["thinking"]
-    response = trace["response"]
-    drop_if(not response.strip(), "empty_response")
     drop_if(not thinking.strip(), "empty_thinking")
-    drop_if(any(tag in thinking + response for tag in TAGS), "tag_inside_text")
+    drop_if(any(tag in thinking for tag in TAGS), "tag_inside_text")
     return trace
 
 

@@ -28,7 +28,7 @@ import huggingface_hub
 import torch
 from accelerate import PartialState
 from safetensors import safe_open
-from transformers import AutoModel
+from transformers import AutoModelForSequenceClassification
 
 from utils import DTYPE
 from rlmt.reward_model import TOKENS_PER_BATCH, RewardModel, pad_right
@@ -65,7 +65,8 @@ class ArmoRM(RewardModel):
         self.tokenizer = load_tokenizer(path)
         self.header = self.tokenizer(HEADER, add_special_tokens=False)["input_ids"]
         self.heads = read_heads(path, device)
-        trunk, _ = load_weights(AutoModel, path, dtype=DTYPE)
+        model, _ = load_weights(AutoModelForSequenceClassification, path, dtype=DTYPE, new_head=True)
+        trunk = model.base_model  # the heads are read apart
         self.trunk = trunk.to(device).eval()
         self.temperature = getattr(trunk.config, "gating_temperature", 10)  # the default of its code
 

@@ -179,6 +179,6 @@ def _set_option(word: str, parts: dict[str, Part]) -> None:
     if function:  # none of a reward that is a model
         kind = get_type_hints(function).get(option, kind)
     try:
-        options[option] = TypeAdapter(kind).validate_strings(text)
+        options[option] = TypeAdapter(kind, config={"allow_inf_nan": False}).validate_strings(text)
     except ValidationError as error:
         fail(f"--reward-args {word}: {error.errors()[0]['msg']}")

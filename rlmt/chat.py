@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,11 +82,12 @@ def ends_of_template(tokenizer: Tokenizer) -> list[int]:
 
 
 def _keeps_thinking(tokenizer: Tokenizer) -> bool:
-    """Tells whether a template leaves thinking where it is, adds none, and does not change from day to
-    day."""
+    """Tells whether a template leaves thinking where it is, adds none, begins each answer as it asks for one, and
+    does not change from day to day."""
     prompt = render(tokenizer, [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True)
     # twice: some templates drop the thinking of all turns but the last
-    keeps_all = render_answers(tokenizer, THOUGHT, THOUGHT).count(THOUGHT) == 2
+    conversation = render_answers(tokenizer, THOUGHT, THOUGHT)
+    keeps_all = conversation.count(THOUGHT) == 2 and conversation.startswith(prompt)
     adds_none = "think>" not in prompt + render_answers(tokenizer, "Y")
     prints_date = "strftime_now" in tokenizer.get_chat_template()
     return keeps_all and adds_none and not prints_date
@@ -204,10 +206,13 @@ class Sample:
 def control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Returns special tokens by id, without think tags; even <|eot_id|> of Llama 3.1, which no attribute
     names."""
+    texts = {*TAGS}
+    if tokenizer.pad_token and set("<[{|").isdisjoint(tokenizer.pad_token):
+        texts.add(tokenizer.pad_token)  # an ordinary word, which texts must keep
     return {
         token_id: token.content
         for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content not in TAGS
+        if token.special and token.content not in texts
     }
 
 
@@ -253,10 +258,22 @@ def flaw_of_text(text: str, think_format: str) -> str:
 
 
 def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
-    """Returns why a completion cannot be trained on, as `flaw_of_text` or `control_token`; "" if it can."""
+    """Returns why a completion cannot be trained on; "" if it can.
+
+    As `flaw_of_text`, `control_token`, or `unknown_words`: the tokenizer cannot write it.
+    """
     if any(token in text for token in control_tokens(tokenizer).values()):
         return "control_token"
-    return flaw_of_text(text, think_format)
+    flaw = flaw_of_text(text, think_format)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not flaw and _letters(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) != _letters(text):
+        flaw = "unknown_words"
+    return flaw
+
+
+def _letters(text: str) -> str:
+    """Returns a text without what tokenizers may change: spaces, capitals, forms of a character."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 # --- 3. what a model's folder says of it

@@ -7,13 +7,15 @@ names file, row and field. A row whose texts cannot be trained on is dropped for
 import gzip
 import json
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from accelerate import PartialState
 
 from rlmt.chat import Dropped, encode_prompt, flaw_of_text, render, without_control
-from utils import THINK_FORMATS, fail, in_one_line, split_thinking
+from rlmt.foreign import FOREIGN_MARK
+from utils import TAGS, THINK_FORMATS, fail, in_one_line, split_thinking
 
 FILE_TYPES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".csv")
 
@@ -26,10 +28,29 @@ THINKING_FIELDS = ("thinking", "thought", "reasoning_content", "reasoning")
 SWITCHES = ("on", "off")  # Nemotron's `reasoning` says whether thinking was asked for
 # what servers write when an answer came to its end: OpenAI's and vLLM's, Gemini's, Anthropic's, TGI's, Together's
 FINISHED = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token", "eos")
+# in which a row or turn that is not to be learned has false or 0: KTO's, OpenAI's, axolotl's
+MARKS = ("label", "weight", "train")
+TURN_KEYS = {"role", "content", *THINKING_FIELDS, *MARKS}
 
 
 class BadInput(ValueError):
     """A row or an argument cannot be used; the message says which field, and what to do."""
+
+
+class Row(dict):
+    """A row that notes in `used` which of its fields were read."""
+
+    def __init__(self, row: dict):
+        super().__init__(row)
+        self.used = {"id"}
+
+    def __getitem__(self, name: str):
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str):
+        self.used.add(name)
+        return super().get(name)
 
 
 def drop_if(is_flawed: bool, reason: str) -> None:
@@ -108,8 +129,9 @@ def _in_messages(row: dict) -> dict:
     if row.get("conversations"):
         row["messages"] = []
         for turn in row.pop("conversations"):
-            role = SHAREGPT_ROLES.get(turn["from"], turn["from"])
-            row["messages"].append({"role": role, "content": turn["value"]})
+            role = turn.pop("from")
+            turn |= {"role": SHAREGPT_ROLES.get(role, role), "content": turn.pop("value")}
+            row["messages"].append(turn)
     return row
 
 
@@ -181,17 +203,34 @@ def check_prompt(row: dict) -> None:
 
 def answer_of(row: dict, name: str) -> tuple[list[dict], dict]:
     """Returns the turns before the answer that a field ends with, maybe none, and the answer, an assistant's
-    turn."""
+    turn.
+
+    Raises Dropped without an answer, for a call of a tool, and where the row or the turn says that it is not to
+    be learned.
+    """
     turns = turns_of(row, name, "assistant")
     drop_if(without_answer(turns) == turns, "not_ending_in_assistant")
-    return turns[:-1], turns[-1]
+    answer = turns.pop()
+    drop_if(answer.get("tool_calls"), "tool_calls")
+    for field in MARKS:
+        for value in (row.get(field), answer.get(field)):
+            drop_if(str(value).lower() in ("false", "0", "0.0"), f"{field}_{value}")
+    return turns, answer
 
 
 def split_answer(answer: dict) -> tuple[str, str]:
-    """Returns thinking and response of an assistant's turn; raises Dropped if its tags fit no think format.
+    """Returns thinking and response of an assistant's turn; raises Dropped if its tags fit no think format, or
+    if the response is empty or has marks of thinking."""
+    thinking, response = _split_tags(answer)
+    drop_if(not response.strip(), "empty_response")
+    drop_if(any(tag in response for tag in TAGS), "tag_inside_text")
+    drop_if(FOREIGN_MARK.search(response), "foreign_thinking")
+    return thinking, response
 
-    The thinking is in a field of its own, or in tags before the response. Without either it is "".
-    """
+
+def _split_tags(answer: dict) -> tuple[str, str]:
+    """Splits an answer whose thinking is in a field of its own, or in tags before the response; without either
+    it is ""."""
     text = answer["content"]
     for name in THINKING_FIELDS:
         if answer.get(name):
@@ -247,9 +286,18 @@ def text_of_turns(turns: list[dict]) -> str:
 def to_pair(row: dict) -> dict:
     """Returns a preference row with `messages`, `chosen` and `rejected`, and their thinking if they have it.
 
-    Raises Dropped if the two sides are not answers to one prompt, or if the tags of one fit no think format.
+    Raises Dropped if the two sides are not answers to one prompt, if their scores are equal or say the opposite,
+    or for a side without a good answer.
     """
     sides = {"chosen": answer_of(row, "chosen"), "rejected": answer_of(row, "rejected")}
+    scores = [row.get(f"score_{side}") for side in sides]
+    if None not in scores and "" not in scores:
+        try:
+            chosen, rejected = map(float, scores)  # in a .csv they are texts
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"score_chosen, score_rejected: {error}") from error
+        drop_if(chosen == rejected, "tied_scores")
+        drop_if(chosen < rejected, "reversed_scores")
     pair = to_prompt(row)
     for side, (turns, answer) in sides.items():
         # a side is an answer alone, or a whole conversation with the same prompt
@@ -289,7 +337,7 @@ def read_rows(name: Path | str, *fields: str, make_ids: bool = True) -> list[dic
         for field in fields:
             if row.get(field) is None:
                 raise BadInput(f"no field {field!r}")
-        return row
+        return dict(row)
 
     rows, _ = _read(name, "file", with_fields, make_ids, has_prompt="messages" in fields)
     return rows
@@ -308,7 +356,9 @@ def _read(
     """
     found = []
     dropped = []
+    unused = Counter()
     for number, row in read_source(str(name), flag):
+        row = Row(row)
         if make_ids and row.get("id") is None:
             row["id"] = f"{Path(name).stem}-{number - 1}"
         try:
@@ -321,8 +371,16 @@ def _read(
             fail_at(name, number, row, error)
         else:
             found.append(converted)
+            unused.update(field for field in row.keys() - row.used if row[field] not in (None, "", [], {}))
     if not found and not dropped:
         fail(f"{flag} {name}: no rows")
+    if flag.startswith("--"):  # not of an evaluation, which reads other fields
+        for row in found:
+            turn_keys = set().union(*row["messages"]) - TURN_KEYS
+            unused.update(f"messages.{key}" for key in turn_keys)
+        if unused:
+            fields = ", ".join(f"{field} ({n} rows)" for field, n in sorted(unused.items()))
+            PartialState().print(f"{flag} {name}: not part of any text: {fields}")
     return found, dropped
 
 

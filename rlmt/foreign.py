@@ -24,6 +24,13 @@ OPENS_THINKING = re.compile(
     rf"(?:^|[.!?:…]\s)[ \t]*(?:(?i:{_TAG})|\[THINK(?:ING)?\])|(?i:{_TOKEN})|{_BARE}", re.MULTILINE
 )
 
+# how thinking is marked by any model: a mark in brackets that opens a line, or closes anywhere
+FOREIGN_MARK = re.compile(
+    r"(^[ \t]*[<\[\u25c1]|[<\[\u25c1]/)[\w:|]*(think|thought|reason|reflect|analy|scratch|monolog|cot|channel)[\w:|]*[>\]\u25b7](?!\()"
+    r"|^analysis.*assistantfinal|^Here is my thought process",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
+)
+
 
 @dataclass(frozen=True)
 class ForeignStyle:

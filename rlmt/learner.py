@@ -32,12 +32,14 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlmt.chat import context_length
 from rlmt.model import evaluating, has_adapter, load_trained, load_weights, reference_dtype
 from utils import fail
 
 # counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
 Length = Callable[[object], int]
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
+LONGEST_CHECKED = 2048  # tokens of a row of `check_forward`: windows and the like show in long rows only
 
 
 # --- 1. log-probabilities
@@ -162,13 +164,22 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
     """Compares Policy's log-probabilities with those of transformers' own forward.
 
     If they differ without an attention mask, all policies get one; exits with 2 if they differ with it too,
-    as of models that drop out, or scale their logits in a way that Policy does not know.
+    as of models that drop out, or scale their logits in a way that Policy does not know. An adapter, which does
+    nothing at first, is moved for the time of the check.
     """
+    adapter = []
+    if has_adapter(unwrap(model)):
+        adapter = [weight for weight in model.parameters() if weight.requires_grad]
+    before = [weight.clone() for weight in adapter]
+    for weight in adapter:
+        weight.add_(0.01)
     gap, allowed = _forward_gap(model, accelerator)
     if gap > allowed:
         # of all policies, as the reference must compute as the policy does
         Policy.reads_mask = True
         gap, allowed = _forward_gap(model, accelerator)
+    for weight, value in zip(adapter, before, strict=True):
+        weight.copy_(value)
     if not gap <= allowed:  # NaN too
         fail(
             f"{path}: log-probabilities of training are {gap:.2g} nats per token from transformers' own (rounding: "
@@ -179,12 +190,19 @@ def check_forward(model: nn.Module, path: str, accelerator: Accelerator) -> None
 def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, float]:
     """Returns by how many nats per token Policy and transformers differ, and what rounding explains.
 
-    Two rows go through Policy as a micro-batch of training, and through transformers one by one.
+    Two rows, as long as can be and short, go through Policy as a micro-batch of training, and through transformers
+    one by one. Ends of turn are among their tokens.
     """
     policy = getattr(model, "module", model)  # DDP has it there
-    rows = [[*range(11, 130, 7)], [*range(11, 123, 7)]]  # any ids will do
-    prompts = [rows[0][:5], rows[1][:9]]
-    completions = [rows[0][5:], rows[1][9:]]
+    config = policy.model.config
+    end = config.get_text_config().eos_token_id
+    if isinstance(end, list):
+        end = end[0]
+    turn = [*range(11, 130, 7), end or 0]  # any ids will do
+    n = min(context_length(config), LONGEST_CHECKED) - 8  # so that it can be longer
+    rows = [(turn * n)[: n - 1] + turn[-1:], turn]
+    prompts = [rows[0][:-24], rows[1][:5]]
+    completions = [rows[0][-24:], rows[1][5:]]
     logprobs, _ = model(**collate_ids(prompts, completions, accelerator.device))
 
     gaps = []
@@ -192,7 +210,7 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     for row, completion, found in zip(rows, completions, logprobs):
         n = len(completion)
         ids = torch.tensor([row], device=accelerator.device)
-        longer = torch.cat([ids, ids], dim=1)  # what comes after changes nothing but the rounding
+        longer = torch.cat([ids, ids[:, :8]], dim=1)  # what comes after changes nothing but the rounding
         with evaluating(policy), accelerator.autocast():
             expected = policy.plain_logprobs(ids)[0, -n:]
             rounded = policy.plain_logprobs(longer)[0, : len(row) - 1][-n:]
@@ -308,30 +326,46 @@ def collate(completions: list, device) -> dict[str, torch.Tensor]:
     prompt_ids = [completion.prompt_ids for completion in completions]
     completion_ids = [completion.ids for completion in completions]
     batch = collate_ids(prompt_ids, completion_ids, device)
-    batch["policy_mask"] = batch["completion_mask"]
-    if completions[0].policy_mask is not None:
-        batch["policy_mask"] = pad([completion.policy_mask for completion in completions]).long()
     for name in ("advantages", "sampler_logprobs", "old_logprobs", "reference_logprobs", "values", "returns"):
-        if getattr(completions[0], name) is not None:
+        if getattr(completions[0], name):
             batch[name] = pad([getattr(completion, name) for completion in completions])
-    if completions[0].loss_mask is not None:
-        batch["advantages"] *= pad([completion.loss_mask for completion in completions])
+    batch["policy_mask"] = mask_of(completions, "policy_mask").long()
+    loss_mask = mask_of(completions, "loss_mask")
+    if "advantages" in batch:
+        batch["advantages"] *= loss_mask
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
+def mask_of(completions: list, name: str) -> torch.Tensor:
+    """Returns a mask (B, T) of completions, 0 on padding; a completion without one has 1 on all of its tokens.
+
+    Raises ValueError for a mask of another length than the completion.
+    """
+    masks = []
+    for completion in completions:
+        mask = getattr(completion, name)
+        if mask is None:
+            mask = [1] * len(completion.ids)
+        if len(mask) != len(completion.ids):
+            raise ValueError(
+                f"{name} has {len(mask)} values for {len(completion.ids)} tokens: one for each is needed"
+            )
+        masks.append(mask)
+    return pad(masks)
+
+
 def collate_ids(
-    prompt_ids: list[list[int]], completion_ids: list[list[int]], device, pad_token_id: int = 0
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], device
 ) -> dict[str, torch.Tensor]:
     """Makes input_ids and attention_mask (B, prompt + T) and completion_mask (B, T), the inputs of Policy.
 
     Prompt and completion are one text, padded on the right, where a causal model reads nothing.
-    `pad_token_id`: for a classifier that finds the end of a text by it.
     """
     rows = []
     for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
         rows.append(torch.tensor(prompt + completion))
     masks = {"attention_mask": rows, "completion_mask": completion_ids}
-    batch = {"input_ids": pad_sequence(rows, batch_first=True, padding_value=pad_token_id).to(device)}
+    batch = {"input_ids": pad_sequence(rows, batch_first=True).to(device)}
     for name, texts in masks.items():
         ones = [torch.ones(len(text), dtype=torch.long) for text in texts]
         batch[name] = pad_sequence(ones, batch_first=True).to(device)

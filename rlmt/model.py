@@ -8,7 +8,7 @@ Axes: B completions of a micro-batch, T tokens of its longest completion, V toke
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from rlmt.chat import (
     context_length,
+    control_tokens,
     load_config,
     load_tokenizer,
     prepare_tokenizer,
@@ -37,9 +38,6 @@ from rlmt.chat import (
 )
 from utils import SAFE, compute_dtype, fail, in_one_line, or_fail
 
-# counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
-Length = Callable[[object], int]
-LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
 LORA_ALPHA = 2  # times the rank
 
 
@@ -105,8 +103,14 @@ def is_sharded_launch() -> bool:
 
 def without_weights(auto_class, config, dtype: str = "float32") -> nn.Module:
     """Makes a model on the meta device, where weights have shapes and no values; its buffers are real."""
-    with init_empty_weights():
-        model = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    try:
+        with init_empty_weights():
+            model = auto_class.from_config(config, dtype=dtype, trust_remote_code=False)
+    except ValueError:
+        fail(
+            f"{config.name_or_path}: transformers has no {auto_class.__name__} of type {config.model_type}; take a model "
+            "of another type, or GRPO in place of PPO, as it needs no critic"
+        )
     model.tie_weights()  # the context gives every name a weight of its own
     return model
 
@@ -125,7 +129,8 @@ def load_weights(
     With `new_head`, the head may be missing or have another shape. `sharded`: FSDP is to shard the model, so
     rank 0 alone reads it; on other ranks it is without weights until `to_device` gives them their shards.
     `load_in_4bit`: linear layers except the head become 4 bits a weight (NF4, QLoRA, 2305.14314).
-    Exits with 2 if another weight is missing, as it would be random, or if the folder cannot be read.
+    Exits with 2 if another weight is missing, as it would be random, or left over, as the model is then of another
+    kind; or if the folder cannot be read.
     """
     config = config or load_config(path)
     # a head of another shape is reported as missing; any other mismatch exits below
@@ -146,12 +151,15 @@ def load_weights(
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         fail(f"{path}: its weights cannot be read ({in_one_line(error)})")
 
-    # transformers draws missing weights at random, with a warning alone
+    # transformers draws missing weights at random and drops those that are left over, with a warning alone
     missing = list(info["missing_keys"]) + [name for name, *_ in info["mismatched_keys"]]
     body = f"{model.base_model_prefix}." if new_head else ""
-    needed = [name for name in missing if name.startswith(body)]
-    if needed:
-        fail(f"{path}: {len(needed)} weights are missing, e.g. {needed[0]}")
+    for reason, names in (("missing", missing), ("left over", info["unexpected_keys"])):
+        wrong = [name for name in names if name.startswith(body)]
+        if wrong:
+            fail(
+                f"{path}: as {type(model).__name__}, {len(wrong)} weights are {reason}, e.g. {wrong[0]}; name another model"
+            )
     if model.can_generate():
         # the folder's own may ask for, say, a repetition penalty, of which neither vLLM nor the loss knows
         model.generation_config = transformers.GenerationConfig.from_model_config(config)
@@ -169,15 +177,21 @@ def has_adapter(model: nn.Module) -> bool:
 
 def check_context(path: str, tokenizer: Tokenizer, n_tokens: int, flags: str) -> None:
     """Exits with 2 if the model at `path` has no room for `n_tokens`, which `flags` allow, or no embedding of
-    a token that its template, its ends of turn or padding need."""
-    config = load_config(path)
-    context = context_length(config)
+    a token that may come."""
+    context = context_length(load_config(path))
     if n_tokens > context:
         fail(f"{flags}: {n_tokens} tokens are more than the {context} of {path}'s context")
+    check_embeddings(path, tokenizer, *tokenizer.stop_ids, tokenizer.pad_token_id)
+
+
+def check_embeddings(path: str, tokenizer: Tokenizer, *others: int) -> None:
+    """Exits with 2 if the model at `path` has no embedding of a token that a text may have, its template writes,
+    or `others` name."""
     turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Y"}]
-    # tokens that were added to the tokenizer alone have the highest ids
-    highest = max(*render(tokenizer, turns), *tokenizer.stop_ids, tokenizer.pad_token_id)
-    n_embeddings = config.get_text_config().vocab_size
+    # tokens that were added to the tokenizer alone have the highest ids; control tokens are taken out of texts
+    of_texts = set(tokenizer.get_vocab().values()) - control_tokens(tokenizer).keys()
+    highest = max(*of_texts, *render(tokenizer, turns), *others)
+    n_embeddings = load_config(path).get_text_config().vocab_size
     if highest >= n_embeddings:
         token = tokenizer.convert_ids_to_tokens(highest)
         fail(
@@ -250,15 +264,7 @@ def load_trained(
     )
     head = None
     if has_head:
-        children = dict(model.named_children())
-        # what is left has the head, and perhaps a dropout without weights
-        del children[model.base_model_prefix]
-        head = [name for name, module in children.items() if list(module.parameters())]
-        for name in head:  # "score" or "classifier"
-            # before peft copies it: a checkpoint is loaded into the copy
-            for layer in children[name].float().modules():
-                if type(layer) is nn.Linear:
-                    layer.__class__ = Float32Linear
+        head = float32_head(model)  # before peft copies it: a checkpoint is loaded into the copy
     if task_type == "TOKEN_CLS":  # a critic's first advantages are then the rewards
         for name in missing:
             nn.init.zeros_(model.get_parameter(name))
@@ -319,6 +325,20 @@ def add_adapter(
         if weight.requires_grad:
             weight.data = weight.data.float()
     return model
+
+
+def float32_head(model: nn.Module) -> list[str]:
+    """Lets the head of a classifier compute in float32; returns the names of its modules, "score" or
+    "classifier"."""
+    children = dict(model.named_children())
+    # what is left has the head, and perhaps a dropout without weights
+    del children[model.base_model_prefix]
+    head = [name for name, module in children.items() if list(module.parameters())]
+    for name in head:
+        for layer in children[name].float().modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = Float32Linear
+    return head
 
 
 class Float32Linear(nn.Linear):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 import transformers
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -17,7 +18,8 @@ from rlmt.chat import (
     render_answers,
     without_control,
 )
-from rlmt.model import load_weights
+from rlmt.learner import unwrap
+from rlmt.model import check_embeddings, float32_head, load_weights
 from utils import DEVICE, compute_dtype, join_thinking, or_fail, response_to_score
 
 # tokens in one forward, padding included; larger batches were no faster on a CPU
@@ -72,9 +74,7 @@ class RewardModel:
         self.tokenizer = self.check(path, chat_template, reward_on, think_format)
         model, _ = load_weights(transformers.AutoModelForSequenceClassification, path, compute_dtype(dtype))
         self.model = model.to(device).eval()
-        self.model.config.use_cache = False
-        if hasattr(self.model, "score"):  # computes the scalar itself in float32
-            self.model.score.float().register_forward_pre_hook(_to_float32)
+        float32_head(self.model)
         self.max_length = context_length(self.model.config)
         for module in self.model.modules():
             positions = getattr(module, "position_embeddings", None)
@@ -95,6 +95,7 @@ class RewardModel:
         if chat_template:
             tokenizer.chat_template = Path(chat_template).read_text()
         check_template(tokenizer, path, reward_on, think_format)
+        check_embeddings(path, tokenizer)
         if config.num_labels != 1:
             raise ValueError(f"reward model {path} has {config.num_labels} outputs; it needs exactly 1")
         return tokenizer
@@ -139,18 +140,27 @@ class RewardModel:
         return [scores[row] for row in rows]
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
-        """Scores one batch, padded on the right."""
-        # The head reads the last token that is not the pad token, so the pad id must end no row: of one id
-        # more than there are rows, one does not.
-        pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
-        self.model.config.pad_token_id = pad
-        self.model.config.get_text_config().pad_token_id = pad
-        ids, mask = pad_right(rows, pad, self.model.device)
-        return self.model(ids, attention_mask=mask).logits[:, 0].tolist()
+        """Scores one batch."""
+        return scores_of(self.model, rows, self.model.device).tolist()
 
 
-def _to_float32(_, inputs: tuple) -> tuple:
-    return (inputs[0].float(),)
+def set_pad_token(model: nn.Module, pad: int) -> None:
+    """Sets the pad token, by which a classifier finds the end of a text, and which its layers may read from an
+    inner config."""
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = pad
+        config.use_cache = False
+
+
+def scores_of(model: nn.Module, rows: list[list[int]], device) -> torch.Tensor:
+    """Returns the scores (B,) of texts given as token ids, padded on the right: in training and afterwards."""
+    # The head reads the last token that is not the pad token, so the pad id must end no row: of one id
+    # more than there are rows, one does not.
+    pad = min(set(range(len(rows) + 1)) - {row[-1] for row in rows})
+    set_pad_token(unwrap(model), pad)
+    ids, mask = pad_right(rows, pad, device)
+    logits = model(ids, attention_mask=mask).logits
+    return logits[:, 0].to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def pad_right(rows: list[list[int]], pad: int, device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -258,32 +258,35 @@ def read_config(path: str, args_class: type) -> dict:
     return values
 
 
-# arguments that are above 0; no number is below it
+# arguments that are above 0; no number is below it, or infinite
 POSITIVE = (
+    "top_p",
     *("steps", "epochs", "rounds", "save_steps", "updates_per_rollout"),
     *("batch_size", "rollout_batch_size", "prompts_per_step", "group_size", "samples_per_prompt"),
     *("max_length", "max_prompt_tokens", "max_completion_tokens", "max_turn_tokens", "micro_batch_tokens"),
     *("turns", "concurrency", "samples", "max_tokens", "batch_pairs", "extract_pairs"),
 )
+SHARES = ("top_p", "max_invalid", "lam", "warmup_ratio", "held_out", "vllm_memory")  # at most 1
 
 
 def check_values(args) -> None:
     """Exits with 2 for a number out of its range, a budget without prices, 4-bit weights without LoRA, 4-bit
     weights or an 8-bit optimizer under FSDP, a tracker that is not installed, and a launcher that compiles or
     shards models in another way than ours."""
+    positive = {*POSITIVE}
+    if "rounds" in vars(args):
+        positive.add("beta")  # DPO's loss is constant at 0; GRPO has no KL then
     for name, value in vars(args).items():
-        # a seed of more bits fits into no generator
-        if isinstance(value, int | float) and (not 0 <= value < 2**32 or value == 0 and name in POSITIVE):
-            at_least = "above 0" if name in POSITIVE else "at least 0"
-            fail(f"--{name.replace('_', '-')} {value}: give a number {at_least} and below 2**32")
+        highest = 1 if name in SHARES else 2**32 - 1  # a seed of more bits fits into no generator
+        for number in value if isinstance(value, tuple) else (value,):
+            is_number = isinstance(number, int | float)
+            if is_number and not (0 <= number <= highest and (number or name not in positive)):
+                at_least = "above 0" if name in positive else "at least 0"
+                fail(f"--{name.replace('_', '-')} {number}: give a number {at_least} and at most {highest}")
     if isinstance(args, RunArgs) and getattr(args, "temperature", 1.0) == 0:
         fail(
             "--temperature 0: greedy completions of a prompt are all alike, so nothing is learned; 1 samples"
         )
-    if not 0 < getattr(args, "top_p", 1.0) <= 1:
-        fail("--top-p is a probability above 0, at most 1")
-    if getattr(args, "max_invalid", 0) > 1:
-        fail("--max-invalid is a share, at most 1")
     if getattr(args, "resume", False) and args.overwrite:
         fail("--resume goes on with a run, --overwrite starts it anew; leave one out")
     if getattr(args, "budget", 0) and not any(args.price):
@@ -663,9 +666,7 @@ class Run:
                 f"{run} has no config.json, so it cannot be resumed; take --overwrite in its place, or another --out"
             )
         if not self.args.overwrite:
-            fail(
-                f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder"
-            )
+            fail(f"{run} exists; --resume continues it, --overwrite replaces it, --out names another folder")
         if not (run / "command.txt").exists() or any(run.glob("*/command.txt")):
             fail(
                 f"--overwrite: {run} is not a run's folder, or other runs are in it; delete it yourself if you mean to"

@@ -1,14 +1,16 @@
 """Reads who scores: a function in a file, a model in a folder of this machine, or a model at an endpoint.
 
-    file.py:function         a function                                  every flag
-    FOLDER, hub name         a model that this machine loads             --reward-model, --gold
-    local:FOLDER             a judge that this machine serves            --judge
-    MODEL, with --judge-url  a model at an endpoint                      --judge, --simulator, --model
-    judge:MODEL[@URL]        the same                                    --gold
+file.py:function         a function                                  every flag
+FOLDER, hub name         a model that this machine loads             --reward-model, --gold
+local:FOLDER             a judge that this machine serves            --judge
+MODEL, with --judge-url  a model at an endpoint                      --judge, --simulator, --model
+judge:MODEL[@URL]        the same                                    --gold
 """
 
+import copy
 import functools
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -62,16 +64,30 @@ def connect(who: Who, store: Path, args=None, n_shares: int = 1, **settings):
 def load_function(spec: str):
     """Loads the function of `path/to/file.py:name`; exits with 2 if there is none.
 
-    Its file may load a model, so it is run once, however often the function is asked for.
+    It gets copies: what it changes, such as the turns of a row, nobody else reads. Its file, which may load a model,
+    is run once, however often its functions are asked for. It may import files that lie next to it.
     """
     path, _, name = spec.rpartition(":")
     if not (path.endswith(".py") and Path(path).is_file()):
         fail(f"{spec!r} is not file.py:function of an existing file")
-    # named by its path, as its stem could be the name of another module
-    module_spec = importlib.util.spec_from_file_location(path, path)
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[path] = module
-    module_spec.loader.exec_module(module)
-    if not hasattr(module, name):
+    file = Path(path).resolve()
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that it hides no other module
+    # by this name another process finds it; if it is taken, at least those that are forked do
+    module_name = file.stem
+    found = importlib.util.find_spec(module_name) if module_name.isidentifier() else None
+    if found is None or found.origin != str(file):
+        module_name = re.sub(r"\W", "_", str(file))
+    if module_name not in sys.modules:
+        module_spec = importlib.util.spec_from_file_location(module_name, file)
+        sys.modules[module_name] = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(sys.modules[module_name])
+    function = getattr(sys.modules[module_name], name, None)
+    if function is None:
         fail(f"{path} has no function {name!r}")
-    return getattr(module, name)
+
+    @functools.wraps(function)
+    def on_copies(*values, **context):
+        return function(*copy.deepcopy(values), **context)
+
+    return on_copies

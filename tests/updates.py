@@ -89,7 +89,7 @@ def ppo_updates(accelerator) -> dict:
 def grpo_gradients(completions: list, policy: Learner) -> dict[str, float]:
     policy.set_reference_logprobs(completions)
     return train_grpo.accumulate_gradients(
-        completions, policy, epsilon=(0.2, 0.2), beta=0.1, entropy_coef=0.01
+        completions, policy, epsilon=(0.2, 0.2), beta=0.1, entropy_coef=0.01, loss_type="grpo"
     )
 
 

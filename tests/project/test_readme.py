@@ -10,7 +10,9 @@ import re
 import runpy
 import shlex
 import sys
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -182,6 +184,19 @@ def test_the_advantage_of_the_readme_is_leave_one_out():
         torch.tensor([[1.0, 2.0, 6.0], [3.0, nan, 5.0], [nan, 4.0, nan]]), "rloo"
     )
     torch.testing.assert_close(found, torch.tensor([[-3.0, -1.5, 4.5], [-2.0, 0.0, 2.0], [0.0, 0.0, 0.0]]))
+
+
+def test_the_mask_of_the_readme_is_on_sampled_tokens():
+    """Also where the policy wrote the tag in other tokens than a tokenizer would, or not at all."""
+    [example] = re.findall(r"```python\n( +for completion in .*?)```", README.read_text(), re.DOTALL)
+    pieces = ["ham", " </th", "ink", ">", "y", "</think>"]
+    completions = [SimpleNamespace(ids=ids) for ids in ([0, 0, 1, 2, 3, 4, 4], [0, 5, 4, 5, 4], [0, 4])]
+    names = {
+        "completions": completions,
+        "tokenizer": SimpleNamespace(decode=lambda ids: "".join(pieces[i] for i in ids)),
+    }
+    exec(textwrap.dedent(example), names)
+    assert [one.loss_mask for one in completions] == [[0] * 5 + [1] * 2, [0, 0, 1, 1, 1], [0, 0]]
 
 
 if __name__ == "__main__":

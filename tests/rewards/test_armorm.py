@@ -79,6 +79,6 @@ def test_scores_are_those_of_the_published_formula(folder):
         rows.append(row(text, messages=messages))
     assert torch.tensor(expected).std() > 0.1
 
-    loaded = armorm.__globals__["load"](str(folder), "think", 4096)
+    loaded = armorm.__wrapped__.__globals__["load"](str(folder), "think", 4096)
     for loaded.tokens_per_batch in (1, 300, 10**6):
         assert armorm(rows, model=str(folder)) == pytest.approx(expected, abs=1e-4)

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 
 from rlmt.chat import encode_prompt, load_tokenizer, prepare_tokenizer
 from rlmt.data import load_held_out, load_prompts, read_pairs, read_prompts, read_rows, read_traces
-from rewards.gold import Gold
+from rewards.scorer import Scorer
 from rlmt.run import ScoreArgs
 from train_reward import build_pairs
 from train_sft_warmstart import build_rows
@@ -168,6 +168,11 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
         "<think> z </think>": "empty_response",
         "<think> z </think> y <response>": "no_open",
         ZERO + " P.S.": "text_after_response",
+        "[THINK]z[/THINK]y": "foreign_thinking",
+        "Sure. <seed:think>z</seed:think>y": "foreign_thinking",
+        "analysisz assistantfinaly": "foreign_thinking",
+        "<|channel>thought\nz<channel|>y": "foreign_thinking",
+        " ": "empty_response",
     }
     lines = [
         {"id": text, "messages": [*QUESTION, turn("assistant", text)]} for text in [*answers, THOUGHT, "y"]
@@ -175,6 +180,12 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
     for reason in ("length", "content_filter"):
         lines.append({"id": reason, "prompt": "q", "completion": THOUGHT, "finish_reason": reason})
         answers[reason] = f"finish_reason_{reason}"
+    for row_mark, turn_mark, reason in (
+        ({"label": False}, {}, "label_False"),
+        ({}, {"weight": 0}, "weight_0"),
+    ):
+        lines.append({"id": reason, "messages": [*QUESTION, turn("assistant", "y") | turn_mark], **row_mark})
+        answers[reason] = reason
     lines.append({"id": "question", "messages": QUESTION})
     answers["question"] = "not_ending_in_assistant"
     traces, dropped = read_traces(write(tmp_path / "t.jsonl", lines))
@@ -183,6 +194,35 @@ def test_answers_that_fit_no_format_are_counted(tmp_path):
         (THOUGHT, "z", "y"),
         ("y", "", "y"),
     ]
+    # the sides of a pair are judged by the same function
+    pairs = [{"prompt": "q", "chosen": text, "rejected": "n"} for text in ("[THINK]z[/THINK]y", "", "y")]
+    pairs += [{"prompt": "q", "chosen": "y", "rejected": "n", "score_chosen": 1, "score_rejected": 2}]
+    kept, dropped = read_pairs(write(tmp_path / "p.jsonl", pairs))
+    assert len(kept) == 1
+    assert [row["reason"] for row in dropped] == ["foreign_thinking", "empty_response", "reversed_scores"]
+
+
+def test_what_nobody_reads_is_named(tmp_path, capsys):
+    call = turn("assistant", "I ask.") | {"tool_calls": [{}]}
+    row = {
+        "prompt": QUESTION,
+        "output": THOUGHT,
+        "input": "5 dollars",
+        "response": None,
+        "tools": [],
+    }
+    write(tmp_path / "t.jsonl", [row, row | {"prompt": [*QUESTION, call, *QUESTION[1:]], "tools": [{}]}])
+    read_traces(tmp_path / "t.jsonl")
+    said = capsys.readouterr().out.partition("not part of any text: ")[2]
+    assert said == "input (2 rows), messages.tool_calls (1 rows), tools (1 rows)\n"
+
+
+def test_words_that_the_tokenizer_cannot_write(tokenizer):
+    """For SFT and for a reward model."""
+    row = {"id": "a", "messages": QUESTION, "thinking": "ham", "response": "Grüße", "chosen": "ham"}
+    _, traces = build_rows([row], tokenizer, "think", 100)
+    _, pairs = build_pairs([row | {"rejected": "ham \U0001f389"}], tokenizer, "response", 100)
+    assert traces == pairs == [{"id": "a", "reason": "unknown_words"}]
 
 
 def test_prompts_that_a_chat_template_refuses(tmp_path, tokenizer):
@@ -250,4 +290,4 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     assert "0 prompts" in exits(held_out, 1)
     assert held_out(400, kept, "") == []
     assert "a step or a round needs 2" in exits(load_prompts, str(path), tokenizer, 100, 2)
-    assert "--gold-prompts needs --gold" in exits(Gold, ScoreArgs(gold_prompts="p.jsonl"), None)
+    assert "--gold-prompts needs --gold" in exits(Scorer, ScoreArgs(gold_prompts="p.jsonl"), [], tokenizer, None, 1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from accelerate.state import AcceleratorState
-from script_runs import BASE
+from script_runs import BASE, REWARD_MODEL
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from updates import stored_completions
 
@@ -101,14 +101,50 @@ def test_the_forward_of_training_is_the_models(family, fits, exits):
         )
 
 
-def test_a_token_without_an_embedding_ends_the_run(tmp_path, exits):
-    """A pad token was added to the tokenizer, and the model not resized."""
+@pytest.mark.parametrize("flaw", ["positions", "adapter", ""])
+def test_the_check_sees_long_rows_and_the_adapter(base, flaw, exits, monkeypatch):
+    """Policy alone calls the trunk with `use_cache=False`: what is wrong there is not in transformers' forward."""
+    monkeypatch.setattr(learner.Policy, "reads_mask", False)
+    args = train_grpo.Args(gradient_checkpointing=False, lora_r=4)
+    policy = learner.Policy(model.load_trained(BASE, args), 0.7)
+    before = {name: weight.clone() for name, weight in policy.named_parameters()}
+
+    def spoil(trunk, values, options):
+        is_policy = options.get("use_cache") is False
+        if is_policy and flaw == "positions":
+            options["position_ids"] = torch.arange(options["input_ids"].size(1))[None] % 300
+        for layer in trunk.modules():
+            if hasattr(layer, "lora_A"):
+                layer._disable_adapters = is_policy and flaw == "adapter"
+        return values, options
+
+    policy.model.get_base_model().base_model.register_forward_pre_hook(spoil, with_kwargs=True)
+    check = (learner.check_forward, policy, "MODEL", model.start_accelerator("float32"))
+    if flaw:
+        assert "from transformers' own" in exits(*check)
+    else:
+        learner.check_forward(*check[1:])
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.named_parameters())
+
+
+def test_a_token_without_an_embedding_ends_the_run(exits):
+    """A word was added to the tokenizer, and the model not resized; special ones never come."""
     tokenizer = chat.load_tokenizer(BASE)
     chat.prepare_tokenizer(tokenizer, "think")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
     model.check_context(BASE, tokenizer, 100, "--max-length")
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.add_tokens(["zwieback"])
     error = exits(model.check_context, BASE, tokenizer, 100, "--max-length")
-    assert "'<pad>' as id 283" in error and "resize_token_embeddings" in error
+    assert "'zwieback' as id 284" in error and "resize_token_embeddings" in error
+
+
+def test_a_model_of_another_kind_is_refused(exits):
+    error = exits(model.load_trained, REWARD_MODEL, RunArgs(gradient_checkpointing=False))
+    assert "as LlamaForCausalLM, 1 weights are left over, e.g. score.weight" in error
+    config = random_model("olmo2").config
+    assert "no AutoModelForTokenClassification of type olmo2" in exits(
+        model.without_weights, AutoModelForTokenClassification, config
+    )
 
 
 def test_heads_compute_in_float32(bfloat16_accelerator):
@@ -128,6 +164,14 @@ def test_a_loss_mask_takes_advantages_alone(completions):
     batch = learner.collate([one], "cpu")
     assert batch["policy_mask"].tolist() == [one.policy_mask] and one.row()["n_tokens"] == n - 1
     assert not batch["advantages"].any() and any(one.advantages)
+    masked = dataclasses.replace(completions[1], loss_mask=[0] * len(completions[1].ids))
+    batch = learner.collate([completions[0], masked], "cpu")  # one has a mask, one has none
+    assert batch["advantages"][0].any() and not batch["advantages"][1].any()
+    one.advantages = []  # before they are known
+    assert "advantages" not in learner.collate([one], "cpu")
+    one.loss_mask = [0]
+    with pytest.raises(ValueError, match=f"loss_mask has 1 values for {n} tokens"):
+        learner.collate([one], "cpu")
 
 
 # --- log-probabilities

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     RobertaConfig,
@@ -14,7 +15,9 @@ from transformers import (
 )
 
 from rlmt import chat as templates
-from rlmt.reward_model import RewardModel
+from rlmt.model import load_trained
+from rlmt.reward_model import RewardModel, scores_of
+from rlmt.run import RunArgs
 
 USER = {"role": "user", "content": "What is 2+2 ?"}
 
@@ -71,6 +74,19 @@ def test_scores_of_a_batch_are_those_of_its_rows(reward_models, name):
     model.tokens_per_batch = 300  # equal texts are not rounded in two ways
     twice = model.score(prompts * 2, completions * 2)
     assert twice[:40] == twice[40:]
+
+
+def test_scores_of_a_composite_model(tmp_path):
+    """Its layers read an inner config."""
+    text = dict(vocab_size=96, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=8)
+    text |= dict(num_key_value_heads=2, intermediate_size=16, pad_token_id=None)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    args = RunArgs(gradient_checkpointing=False)
+    model = load_trained(str(tmp_path), args, None, AutoModelForSequenceClassification, "SEQ_CLS")
+    rows = [[5, 6, 7, 0], [11, 12], [1]]
+    assert scores_of(model, rows, "cpu").tolist() == pytest.approx(one_by_one(str(tmp_path), rows), abs=1e-5)
 
 
 def test_the_response_alone_is_scored(reward_models):

@@ -14,7 +14,6 @@ from rlmt import run as rlmt_run
 from rlmt.checkpoint import latest
 from rlmt.data import read_log
 from rlmt.run import STOP_SIGNALS, STOPPED, RLArgs, Run, check_values, parse_args, rows_of_step
-from rlmt.scorers import load_function
 
 
 @dataclasses.dataclass
@@ -44,7 +43,7 @@ def test_default_then_preset_then_flag(monkeypatch, exits):
         ("--preset smal", "unknown preset 'smal'"),
         ("--rewards math:1 --rewards=code:1", "--rewards is given 2 times"),
         ("--load-in-4bit", "add --lora-r 64"),
-        (f"--seed {10**30}", "give a number at least 0 and below 2**32"),
+        (f"--seed {10**30}", "give a number at least 0 and at most 4294967295"),
     ):
         assert said in exits(parse, line)
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # as the launcher sets it
@@ -52,14 +51,6 @@ def test_default_then_preset_then_flag(monkeypatch, exits):
     assert "pip install wandb" in exits(parse, "--report-to wandb") and parse("")
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     assert "ACCELERATE_USE_DEEPSPEED=true, of the launcher" in exits(parse, "")
-
-
-def test_a_function_of_a_file_is_loaded_once_and_takes_no_module_s_place(tmp_path, exits, capsys):
-    path = tmp_path / "json.py"
-    path.write_text("print('loads a model')\ndef double(n):\n    return 2 * n\n")
-    assert load_function(f"{path}:double")(4) == load_function(f"{path}:double")(4) == 8
-    assert capsys.readouterr().out.count("loads a model") == 1 and sys.modules["json"] is json
-    assert "has no function 'triple'" in exits(load_function, f"{path}:triple")
 
 
 # --- the folder

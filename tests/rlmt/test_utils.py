@@ -243,6 +243,20 @@ def test_prepare_tokenizer_chooses(load, family, think_format):
     assert pad in (None, tokenizer.pad_token) and not tokenizer.pad_token.isspace()
 
 
+def test_a_template_that_asks_for_answers_otherwise_than_it_shows_them(load):
+    tokenizer = load("qwen25_instruct")
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n' }}", "assistant\nSure: ' }}")
+    assert "template: chatml;" in prepare_tokenizer(tokenizer, "think")
+
+
+def test_a_pad_token_that_is_a_word_stays_in_texts(load):
+    tokenizer = load("llama_base")
+    tokenizer.pad_token = "Hello"
+    prepare_tokenizer(tokenizer, "think")
+    turns = [{"role": "user", "content": "Hello <|eot_id|>"}]
+    assert templates.without_control(tokenizer, turns)[0]["content"] == "Hello "
+
+
 @pytest.mark.parametrize("think_format", ["think", "zero_think"])
 def test_a_warm_start_keeps_the_template_that_it_was_trained_with(load, tmp_path, think_format):
     file = tmp_path / "mine.jinja"

@@ -54,7 +54,7 @@ def test_best_against_worst_of_each_prompt_and_round():
 def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     messages = [{"role": "user", "content": "ham, please"}]
     row = {"messages": messages, "chosen": "<think> ham </think> ham 5", "rejected": "cheese"}
-    full = {"id": "x", "rejected_thinking": "no", **row}
+    full = {"id": "x", "rejected_thinking": "Budget", **row}
     rows = [
         full,
         {**full, "rejected_thinking": ""},
@@ -68,7 +68,7 @@ def test_a_preference_file_becomes_the_tokens_of_sft(tokenizer, tmp_path):
     assert pair.prompt_ids == encode_prompt(tokenizer, messages)
     # thinking in the text is laid out as a model of this format writes it
     assert pair.chosen_ids == encode_completion(tokenizer, "<think>\nham\n</think>\n\nham 5")
-    assert pair.rejected_ids == encode_completion(tokenizer, "<think>\nno\n</think>\n\ncheese")
+    assert pair.rejected_ids == encode_completion(tokenizer, "<think>\nBudget\n</think>\n\ncheese")
     [pair, *_], _, _ = load_pairs(dataclasses.replace(args, think_format="zero_plain"), tokenizer)
     assert pair.rejected_ids == encode_completion(tokenizer, "<response> cheese </response>")
 

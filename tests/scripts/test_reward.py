@@ -97,7 +97,7 @@ def test_batched_pairs_teach_what_pairs_one_by_one_teach(micro_batch_tokens):
 
     model = loaded()
     classifier = Learner(model, start_accelerator(), micro_batch_tokens, 0.0, 0.0)
-    means = train_reward.accumulate_gradients(pairs, classifier, pad_token_id=0, batch_size=4)
+    means = train_reward.accumulate_gradients(pairs, classifier, batch_size=4)
     assert means["loss"] == pytest.approx(loss.item(), rel=1e-6)
     gradients = [[weight.grad for weight in one.parameters()] for one in (model, by_hand)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)

@@ -63,7 +63,7 @@ def scored(accelerator) -> dict:
         own = rollout.share_of(completions, accelerator)
         Scorer(args, args.rewards, None, accelerator, group_size).set_rewards(own, None)
         found[name] = gather_object([completion.reward for completion in own])
-    return found | {"n_scored": load_function(own_reward).__globals__["n_scored"][-1]}
+    return found | {"n_scored": load_function(own_reward).__wrapped__.__globals__["n_scored"][-1]}
 
 
 def run() -> dict:

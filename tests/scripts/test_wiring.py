@@ -1,10 +1,11 @@
-"""The loops of GRPO, PPO and DPO against independent ones: one completion at a time, plain transformers, no
+"""The loops of the training scripts against independent ones: one completion at a time, plain transformers, no
 padding.
 
-Each run is at a temperature, with weight decay, several updates and a rate of its own for the critic, so that
-a flag that is read and not used, or used where another belongs, changes the weights.
+Each run has flags away from their defaults, so that one that is read and not used, or used where another
+belongs, changes the weights. SFT and reward have their losses by hand in test_sft.py and test_reward.py.
 """
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -17,11 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import train_grpo
+import train_ppo
 from rlmt import sampler
-from rlmt.data import read_log
+from rlmt.data import read_log, write_jsonl
 from rlmt.learner import cosine_rate
+from rlmt.model import start_accelerator
 from rlmt.run import Run, seed_step
 from script_runs import BASE, REWARD_MODEL, run_here, weights_of, write_prompts
+from updates import load as load_learner, stored_conversations
 
 TEMPERATURE = 0.7
 SAMPLER_LOGPROB = -1.5
@@ -53,8 +57,10 @@ def run(tmp_path, monkeypatch):
 
     def run(command: str) -> tuple[Path, dict[int, list]]:
         out = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        flags = f"--preset toy --model {BASE} --think-format plain --gold= --weight-decay 0.1"
-        words = f"{command} {flags} --prompts {prompts} --out {out}".split()
+        flags = f"--preset toy --model {BASE} --weight-decay 0.1 --out {out}"
+        if "--prompts-per" in command:
+            flags += f" --think-format plain --gold= --prompts {prompts}"
+        words = f"{command} {flags}".split()
         run_here([sys.executable, *words])
         return out, completions
 
@@ -63,8 +69,8 @@ def run(tmp_path, monkeypatch):
 
 RL = (
     f"--prompts-per-step 4 --updates-per-rollout 2 --temperature {TEMPERATURE} --save-steps 1 "
-    "--max-completion-tokens 24 --micro-batch-tokens 400 --on-bad-format score "
-    "--importance-correction token_truncate"
+    "--max-completion-tokens 24 --micro-batch-tokens 400 --on-bad-format score --entropy-coef 0.02 "
+    "--importance-correction token_truncate --epsilon 0.001 0.003"
 )
 
 
@@ -80,14 +86,14 @@ def logprobs_of(model, one) -> tuple[torch.Tensor, torch.Tensor]:
     return every.gather(1, torch.tensor(one.ids).unsqueeze(1)).squeeze(1), entropies
 
 
-def token_losses(policy, reference, one, advantages, beta: float, entropy_coef: float) -> torch.Tensor:
+def token_losses(policy, reference, one, advantages, beta: float) -> torch.Tensor:
     """Returns the loss of each token (T,) but the critic's; `one.old`: log-probabilities before the updates."""
     logprobs, entropies = logprobs_of(policy, one)
     ratio = (logprobs - one.old).exp()
-    gained = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    gained = torch.min(ratio * advantages, ratio.clamp(0.999, 1.003) * advantages)
     gained = gained * (one.old - SAMPLER_LOGPROB).exp().clamp(max=3.0)
     gap = logprobs_of(reference, one)[0].detach() - logprobs
-    return beta * (gap.exp() - gap - 1) - entropy_coef * entropies - gained
+    return beta * (gap.exp() - gap - 1) - 0.02 * entropies - gained
 
 
 def halves(completions: list) -> list[list]:
@@ -121,7 +127,7 @@ def check_weights(folder: Path, model, start) -> None:
 
 def test_a_step_of_grpo(run):
     # the loss as released: a mean over completions of the means over their tokens
-    flags = "--group-size 4 --beta 0.3 --learning-rate 1e-3 --entropy-coef 0.01 --steps 1 --loss-type grpo"
+    flags = "--group-size 4 --beta 0.3 --learning-rate 1e-3 --steps 1 --loss-type grpo"
     folder, steps = run(f"train_grpo.py {RL} {flags}")
     policy, reference = load(), load()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)
@@ -132,7 +138,7 @@ def test_a_step_of_grpo(run):
         one.old = logprobs_of(policy, one)[0].detach()
     for half in halves(steps[1]):
         for one in half:
-            losses = token_losses(policy, reference, one, one.advantage, 0.3, 0.01)
+            losses = token_losses(policy, reference, one, one.advantage, 0.3)
             (losses.mean() / len(half)).backward()
         take_step(policy, optimizer)
     check_weights(folder / "model", policy, load())
@@ -186,7 +192,7 @@ def test_two_steps_of_ppo(run, kl):
             values = values_of(critic, one)
             held = one.old_values + (values - one.old_values).clamp(-0.5, 0.5)
             errors = torch.max((values - one.targets).square(), (held - one.targets).square())
-            loss += (0.5 * errors + token_losses(policy, reference, one, one.white, beta, 0.0)).sum()
+            loss += (0.5 * errors + token_losses(policy, reference, one, one.white, beta)).sum()
         (loss / n_tokens_of(half)).backward()
         take_step(policy, optimizer)
         take_step(critic, critic_optimizer)
@@ -209,22 +215,74 @@ def test_pass_at_k_reaches_the_advantages(run):
     assert [one.advantages[0] for one in steps[1]] == pytest.approx(expected.tolist()) and expected.any()
 
 
-def test_updates_of_dpo_have_the_rates_of_its_schedule(run):
+def test_greedy_completions_of_a_prompt_are_alike(run):
+    _, steps = run(f"train_grpo.py {RL} --steps 1 --group-size 4 --top-p 0.001")
+    assert len({tuple(one.ids) for one in steps[1]}) == len({one.id for one in steps[1]})
+
+
+SAMPLED = f"--rounds 1 --prompts-per-round 0 --samples-per-prompt 4 --temperature {TEMPERATURE}"
+
+
+@pytest.mark.parametrize(
+    "script, flags, betas",
+    [
+        ("sft_warmstart", "--traces {rows}", (0.9, 0.95)),
+        ("reward", "--pairs {rows}", (0.9, 0.999)),
+        ("dpo", SAMPLED, (0.9, 0.95)),
+    ],
+)
+def test_updates_have_the_rates_of_their_schedule(run, tmp_path, script, flags, betas):
+    """And norms of at most 1."""
+    rows = []
+    for n in range(14):
+        row = {"messages": [{"role": "user", "content": f"I have {n} dollars."}], "thinking": "Budget 12."}
+        rows.append(
+            row | {"response": "You get 1 dish.", "chosen": "You get 1 dish.", "rejected": "Budget 12."}
+        )
+    write_jsonl(tmp_path / "rows.jsonl", rows)
     used = []
 
     def note(optimizer, *_) -> None:
-        used.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]))
+        group = optimizer.param_groups[0]
+        norms = [weight.grad.norm() for weight in group["params"] if weight.grad is not None]
+        assert torch.stack(norms).norm() < 1.001
+        used.append((group["lr"], group["weight_decay"], group["betas"]))
 
     hook = register_optimizer_step_pre_hook(note)
+    flags = flags.format(rows=tmp_path / "rows.jsonl")
     folder, _ = run(
-        "train_dpo.py --rounds 1 --prompts-per-round 0 --samples-per-prompt 4 --batch-size 2 --learning-rate 1e-3 "
-        "--warmup-ratio 0.4 --epochs 3"
+        f"train_{script}.py {flags} --batch-size 2 --learning-rate 1e-3 --warmup-ratio 0.4 --epochs 3"
     )
     hook.remove()
-    log = read_log(folder / "round-1" / "metrics.jsonl")
+    log_folder = folder / "round-1" if script == "dpo" else folder
+    log = read_log(log_folder / "metrics.jsonl")
     rates = [cosine_rate(1e-3, step, len(log), 0.4) for step in range(1, len(log) + 1)]
-    assert used == [(rate, 0.1) for rate in rates] and max(rates) == 1e-3
+    assert used == [(rate, 0.1, betas) for rate in rates] and max(rates) == 1e-3
     assert [row["learning_rate"] for row in log] == rates
+    if script == "reward":
+        assert json.loads((folder / "model" / "config.json").read_text())["pad_token_id"] == 1
+    if script == "dpo":  # whose log-probabilities are at temperature 1
+        pair = read_log(log_folder / "pairs.jsonl")[0]
+        logits = load()(torch.tensor([pair["prompt_ids"] + pair["chosen_ids"]])).logits[0].log_softmax(-1)
+        logp = sum(
+            logits[t - 1 - len(pair["chosen_ids"])][token] for t, token in enumerate(pair["chosen_ids"])
+        )
+        assert pair["reference_chosen_logp"] == pytest.approx(logp.item(), abs=1e-3)
+
+
+def test_the_kl_is_of_the_policys_tokens():
+    """Whatever the reference says of a user's."""
+    [completions, _] = stored_conversations()
+    found = []
+    for shift in (0.0, 5.0):
+        policy = load_learner(start_accelerator())
+        for one in completions:
+            one.reference_logprobs = [-2.0 - shift * (1 - is_policy) for is_policy in one.policy_mask]
+            one.old_logprobs = [-1.0] * len(one.ids)
+        means = train_grpo.accumulate_gradients(completions, policy, epsilon=(0.2, 0.2), beta=0.3)
+        in_reward = train_ppo.kl_of_tokens(completions).sum()
+        found.append([means["kl"], means["loss"], policy.clip_gradients(1.0), in_reward])
+    assert found[0] == found[1] and found[0][0] > 0.1
 
 
 def test_every_rank_draws_differently_and_a_resume_draws_the_same(monkeypatch):
