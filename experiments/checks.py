@@ -5,6 +5,7 @@
 One row per run and measured step: the share of completions that pass each check; one that is not `ok` passes none.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -14,18 +15,25 @@ from data.toy.world import check, read_prompt
 from rlmt.data import read_log
 
 
-def main(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> None:
-    """Reads held_out_completions.jsonl of each run; runs without one have no rows."""
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; one without held_out_completions.jsonl has no rows."""
+    out: Path
+    """The csv file."""
+
+
+def main(args: Args) -> None:
     found = []
-    for run in runs:
+    for run in args.runs:
         for row in read_log(run / "held_out_completions.jsonl"):
             response = row["response"] if row["status"] == "ok" else ""
             passed = check(read_prompt(row["messages"][-1]["content"]), response)
             found.append({"run": run.name, "step": row["step"], "gold": row["rewards"]["gold"], **passed})
     table = pd.DataFrame(found).groupby(["run", "step"]).mean().round(4)
-    table.to_csv(out)
+    table.to_csv(args.out)
     print(table.to_string())
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(Args))

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -265,15 +264,10 @@ def flaw_of(tokenizer: Tokenizer, text: str, think_format: str) -> str:
     if any(token in text for token in control_tokens(tokenizer).values()):
         return "control_token"
     flaw = flaw_of_text(text, think_format)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not flaw and _letters(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) != _letters(text):
+    unknown = tokenizer.unk_token_id
+    if not flaw and unknown is not None and unknown in tokenizer(text, add_special_tokens=False)["input_ids"]:
         flaw = "unknown_words"
     return flaw
-
-
-def _letters(text: str) -> str:
-    """Returns a text without what tokenizers may change: spaces, capitals, forms of a character."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 # --- 3. what a model's folder says of it

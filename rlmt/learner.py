@@ -39,7 +39,8 @@ from utils import fail
 # counts the tokens of a row; of a pair, those of both sides when the shorter one is padded
 Length = Callable[[object], int]
 LOGITS_AT_ONCE = 2**27  # elements of the largest tensor of logits: 0.5 GiB in float32
-LONGEST_CHECKED = 2048  # tokens of a row of `check_forward`: windows and the like show in long rows only
+# tokens of a row of `check_forward`: twice the model's sliding window, as windows show in longer rows only
+SHORTEST_CHECKED, LONGEST_CHECKED = 512, 2048
 
 
 # --- 1. log-probabilities
@@ -195,11 +196,14 @@ def _forward_gap(model: nn.Module, accelerator: Accelerator) -> tuple[float, flo
     """
     policy = getattr(model, "module", model)  # DDP has it there
     config = policy.model.config
-    end = config.get_text_config().eos_token_id
+    text_config = config.get_text_config()
+    end = text_config.eos_token_id
     if isinstance(end, list):
         end = end[0]
     turn = [*range(11, 130, 7), end or 0]  # any ids will do
-    n = min(context_length(config), LONGEST_CHECKED) - 8  # so that it can be longer
+    window = getattr(text_config, "sliding_window", None) or 0
+    longest = min(max(2 * window, SHORTEST_CHECKED), LONGEST_CHECKED)
+    n = min(context_length(config), longest) - 8  # so that it can be longer
     rows = [(turn * n)[: n - 1] + turn[-1:], turn]
     prompts = [rows[0][:-24], rows[1][:5]]
     completions = [rows[0][-24:], rows[1][5:]]

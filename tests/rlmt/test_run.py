@@ -157,7 +157,7 @@ def test_a_resume_finds_what_its_arguments_name_unchanged(in_folder, exits, monk
     words |= {"reward_model": "org/rm", "gold": "org/rows:train"}
     first = Args(out="run", model="model", gold_prompts="data=2", **words)
     Path("script.py").touch()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     run = start(first)
     # the file that --config names is written anew by each start
     resumed = dataclasses.replace(first, resume=True, config="run/config.json")
