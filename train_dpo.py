@@ -650,8 +650,7 @@ def main(args: Args) -> None:
         fail(f"--rounds {args.rounds}: {run.folder} has begun a later round; name at least as many")
     if args.dry_run:
         return
-    run.start(has_steps=False)
-    write_jsonl(run.folder / "dropped.jsonl", data.dropped)
+    run.start(data.dropped, has_steps=False)
 
     # --- rounds, each from the result of the one before
     if data.held_out and not (run.folder / "round-1").exists():  # where held_out.jsonl's curves begin

@@ -48,7 +48,7 @@ from typing import Literal
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import load_held_out, load_prompts, write_jsonl
+from rlmt.data import load_held_out, load_prompts
 from rlmt.learner import Learner, deal, load_policy, n_tokens_of, truncated_importance
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, start_accelerator
@@ -466,8 +466,7 @@ def main(args: Args) -> None:
     scorer.check(prompts, run.folder, n_completions, args.beta > 0, args.scale_rewards == "pass_at_k")
     if args.dry_run:
         return
-    run.start()
-    write_jsonl(run.folder / "dropped.jsonl", dropped)
+    run.start(dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
     policy = load_policy(
@@ -561,9 +560,8 @@ def main(args: Args) -> None:
             run.end_step(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", policy.model, tokenizer)
-    counts = {"prompts": len(prompts), "dropped": len(dropped)}
-    summary = {"steps": run.last_step, "collapsed": run.end_reason} | counts
-    run.finish(summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
+    summary = {"steps": run.last_step, "end_reason": run.end_reason, "prompts": len(prompts)}
+    run.finish(summary | {"dropped": len(dropped)}, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- what --preset sets; experiments/*.sh add what a row of a table changes

@@ -46,7 +46,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import load_tokenizer
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import load_held_out, load_prompts, write_jsonl
+from rlmt.data import load_held_out, load_prompts
 from rlmt.learner import Learner, completion_columns, load_policy, mask_of, n_tokens_of, pad
 from rlmt.memory import Memory, check_memory
 from rlmt.model import load_policy_tokenizer, load_trained, start_accelerator
@@ -358,8 +358,7 @@ def main(args: Args) -> None:
     scorer.check(prompts, run.folder, args.prompts_per_step, has_reference)
     if args.dry_run:
         return
-    run.start()
-    write_jsonl(run.folder / "dropped.jsonl", dropped)
+    run.start(dropped)
 
     # --- models; a resumed run takes their weights from its last checkpoint
     policy = load_policy(
@@ -443,9 +442,8 @@ def main(args: Args) -> None:
             run.end_step(step, metrics, sum(map(n_tokens_of, everyone)), everyone)
 
     save_model(run.folder / "model", policy.model, tokenizer)
-    counts = {"prompts": len(prompts), "dropped": len(dropped)}
-    summary = {"steps": run.last_step, "collapsed": run.end_reason} | counts
-    run.finish(summary, "eval_benchmarks.py ifeval --data google/IFEval --model")
+    summary = {"steps": run.last_step, "end_reason": run.end_reason, "prompts": len(prompts)}
+    run.finish(summary | {"dropped": len(dropped)}, "eval_benchmarks.py ifeval --data google/IFEval --model")
 
 
 # --- presets: rows of table 3, and the toy

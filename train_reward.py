@@ -29,7 +29,7 @@ from typing import Literal
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import Dropped, flaw_of, load_tokenizer, prepare_tokenizer, render, without_control
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import drop_if, read_pairs, text_of_turns, write_jsonl
+from rlmt.data import drop_if, read_pairs, text_of_turns
 from rlmt.learner import Learner, cosine_rate, deal, unwrap
 from rlmt.memory import Memory, check_memory
 from rlmt.model import check_context, load_trained, start_accelerator
@@ -351,8 +351,7 @@ def main(args: Args) -> None:
     run = Run(args, "reward", args.model, constants(globals()))
     if args.dry_run:
         return
-    run.start()
-    write_jsonl(run.folder / "dropped.jsonl", dropped)
+    run.start(dropped)
 
     # --- model
     classifier = load_classifier(args, run.checkpoint, accelerator)

@@ -34,7 +34,7 @@ from rlmt.chat import (
     prepare_tokenizer,
 )
 from rlmt.checkpoint import load_optimizers, save_model
-from rlmt.data import read_log, read_traces, write_jsonl
+from rlmt.data import read_log, read_traces
 from rlmt.learner import Learner, collate_ids, cosine_rate, deal, load_policy, n_tokens_of
 from rlmt.memory import Memory, check_memory
 from rlmt.model import check_context, is_sharded_launch, start_accelerator
@@ -207,8 +207,7 @@ def main(args: Args) -> None:
         completion = tokenizer.decode(token_rows[0].ids)
         accelerator.print(f"the first row, trained on from [[[ to ]]]:\n{prompt}[[[{completion}]]]")
         return
-    run.start()
-    write_jsonl(run.folder / "dropped.jsonl", dropped)
+    run.start(dropped)
 
     # --- model
     if args.lora_r and is_sharded_launch():

@@ -719,11 +719,15 @@ class Run:
                     "hub name that commit into refs/main of its cache, with HF_HUB_OFFLINE=1), or use --overwrite"
                 )
 
-    def start(self, has_steps: bool = True) -> None:
+    def start(self, dropped: list[dict] | None = None, has_steps: bool = True) -> None:
         """Makes the folder with config.json, command.txt and env.txt, and finds the last checkpoint.
 
-        A folder in use exits with 2. `has_steps`: whether steps are logged and saved there; those of DPO are
-        in the folders of its rounds, and an evaluation has none.
+        A folder in use exits with 2.
+
+        Args:
+            dropped: the rows of dropped.jsonl, which is written if they are given.
+            has_steps: whether steps are logged and saved there; those of DPO are in the folders of its rounds,
+                and an evaluation has none.
         """
         if self.state.is_main_process:
             command = shlex.join([sys.executable, *sys.argv])
@@ -740,6 +744,8 @@ class Run:
             # a run that is to be longer is not finished any more
             (self.folder / "summary.json").unlink(missing_ok=True)
             write_file(self.folder / "config.json", json.dumps(self.config, indent=1))
+            if dropped is not None:
+                write_jsonl(self.folder / "dropped.jsonl", dropped)
             for name, text in starts.items():
                 with open(self.folder / name, "a") as file:  # once per start: a resumed run has several
                     file.write(text + "\n")
