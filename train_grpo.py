@@ -577,7 +577,7 @@ VERIFIED = {
     "on_bad_format": "score",
     "temperature": 1.0,
 }
-# One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/gpu.md
+# One card, our choice: LoRA on the SFT run of that name, and a reward model of 0.6B. GiB: docs/one-gpu.md
 ONE_CARD = {
     "reward_model": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
     "reward_on": "response",  # equation 3

@@ -13,7 +13,7 @@ Deviations from the paper's released code: docs/deviations.md. A default run lea
 epoch that would have fewer rows than --batch-size.
 
 Why this is a loop and not TRL's SFTTrainer: on a CPU, the trainer computes logits of prompts too, so it is
-half as fast (docs/speed.md), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16.
+half as fast (results/bench/), and two processes cannot resume. Under FSDP2 it adds up gradients in bfloat16.
 None of its arguments changes that.
 
 Hours as the paper's README reports them: about 2.5 on 8 H100; not measured here. Writes results/<run>/:
@@ -265,7 +265,7 @@ def main(args: Args) -> None:
 PRESETS: dict[str, dict] = {
     # The defaults of Args are table 5's, for Llama-3.1-8B. The released script has 1 row on each of 8 GPUs
     # for Qwen, where table 5 prints 16 for all models: experiments/table1.sh.
-    # One card, our choice. GiB: docs/gpu.md. Where all weights fit with room for activations, all are
+    # One card, our choice. GiB: docs/one-gpu.md. Where all weights fit with room for activations, all are
     # trained.
     "24gb": {"lora_r": 64, "learning_rate": 1e-4},
     "80gb": {"learning_rate": 1e-5, "micro_batch_tokens": 32768},

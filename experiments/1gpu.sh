@@ -8,7 +8,7 @@
 #   BENCHMARKS= python reproduce.py --table 1gpu --run                               # without evaluations
 #   GRPO_FLAGS="--steps 60" GOLD_FLAGS="--gold judge:MODEL --gold-prompts FILE" python reproduce.py --table 1gpu --run
 #
-# README.md has the commands that make its inputs. Nothing of it has run on a GPU yet: docs/gpu.md.
+# docs/one-gpu.md has the commands that make its inputs. Nothing of it has run on a GPU yet.
 set -euo pipefail
 : "${CARD:=24gb}" "${MODEL:=Qwen/Qwen2.5-1.5B}"
 : "${TRACES:=data/traces.jsonl}" "${PROMPTS:=data/wildchat_if.jsonl}"

@@ -1,7 +1,7 @@
 # What RLVER forgets: MATH500 and IFEval before and after training with a simulated user, as in table 2 of 2507.03112 (whose third
 # column, LiveCodeBench, is no benchmark of ours).
 #
-# SIMULATOR="--simulator MODEL --simulator-url http://HOST:8000/v1" plays the users; docs/rewards.md says how data/profiles.jsonl is made.
+# SIMULATOR="--simulator MODEL --simulator-url http://HOST:8000/v1" plays the users; data/README.md says where data/profiles.jsonl comes from.
 set -euo pipefail
 : "${SIMULATOR:=}"
 BENCHMARKS="math500 ifeval"

@@ -85,9 +85,9 @@ def start_accelerator(dtype: str = "auto") -> Accelerator:
 def keep_freed_memory() -> None:
     """Makes glibc keep freed tensors for the next ones; elsewhere it does nothing.
 
-    By default every large tensor is mapped anew, which costs an update on a CPU about a tenth of its time
-    (docs/speed.md). Those above 32 MiB, such as logits, still are: kept, they would fragment the heap to
-    several times what is in use.
+    By default every large tensor is mapped anew, which costs an update on a CPU about a tenth of its time.
+    Those above 32 MiB, such as logits, still are: kept, they would fragment the heap to several times what is
+    in use.
     """
     with contextlib.suppress(AttributeError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -367,6 +367,6 @@ def reference_dtype(dtype: str = "auto") -> str:
 
     bfloat16 if FSDP2 computes in it, because FSDP2 rounds the policy's weights to it for each forward. Else
     float32: forwards run under autocast, which keeps weights, norms and the residual stream in float32. There
-    a bfloat16 reference would be 0.05 nats per token from a policy that has learned nothing (docs/gpu.md).
+    a bfloat16 reference would be 0.05 nats per token from a policy that has learned nothing.
     """
     return compute_dtype(dtype) if is_sharded_launch() else "float32"

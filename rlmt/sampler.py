@@ -35,7 +35,7 @@ from rlmt.model import evaluating, is_sharded_launch
 from utils import THINK_FORMATS, compute_dtype, fail, split_thinking, wants_vllm
 
 # Nats a token by which sampler and trainer may differ. Rounding alone accounts for up to 0.04 in bfloat16 and 1e-5
-# in float32 (docs/gpu.md); other weights make tenths or more.
+# in float32; other weights make tenths or more.
 MAX_LOGPROB_GAP = {"bfloat16": 0.1, "float32": 1e-3}
 SECOND_SEED = 2**60  # what is added to the seed of a completion that a thinking budget has cut in two
 

@@ -9,8 +9,10 @@ import inspect
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -26,11 +28,16 @@ import train_grpo
 import utils
 
 README = ROOT / "README.md"
+CHANGE = ROOT / "docs" / "change.md"
 PAGES = [README, *sorted(ROOT.glob("[a-z]*/README.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 FOLDERS = (".", "benchmarks", "data", "data/toy", "dev", "experiments", "rewards", "rlver")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
 TRAINING = sorted(path.stem for path in ROOT.glob("train_*.py"))
+
+listed = subprocess.run(["git", "ls-files", "results"], cwd=ROOT, capture_output=True, text=True, check=True)
+TABLES = re.compile(r"(?<!README)\.(md|csv|txt|json)$")
+RESULTS = [ROOT / name for name in listed.stdout.split() if TABLES.search(name)]
 
 # a table of results/ on a page, between two comments
 BLOCK = re.compile(r"(<!-- file: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -55,6 +62,19 @@ def test_tables_are_those_in_results(page):
 def test_every_link_leads_to_a_file(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_measured_number_is_in_results():
+    """Whatever has three decimals or more; a page may round it. Code blocks show commands and logs."""
+    texts = [path.read_text() for path in RESULTS]
+    measured = {float(number) for text in texts for number in re.findall(r"\d+\.\d+", text)}
+    lost = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for number, decimals in re.findall(r"(?<![\w.])(\d{1,3}\.(\d{3,}))", text):
+            if number not in {f"{value:.{len(decimals)}f}" for value in measured}:
+                lost.append(f"{page.name}: {number}")
+    assert lost == []
 
 
 # --- commands
@@ -172,13 +192,18 @@ def test_every_preset_builds(script, parse):
             rewards.read_parts(args.rewards, args.reward_args)
 
 
-def test_the_advantage_of_the_readme_is_leave_one_out():
-    source = inspect.getsource(train_grpo.group_advantages)
-    before = '    if scale == "none":\n'
+def with_example(function: Callable, before: str, start: str) -> dict:
+    """Returns the names of train_grpo.py, with an example of docs/change.md before a line of a function."""
+    source = inspect.getsource(function)
     assert source.count(before) == 1
-    [example] = re.findall(r"```python\n(    if scale == .*?)```", README.read_text(), re.DOTALL)
-    names = {"torch": torch}
+    [example] = re.findall(rf"```python\n(    {start} .*?)```", CHANGE.read_text(), re.DOTALL)
+    names = vars(train_grpo).copy()
     exec(source.replace(before, example + before), names)
+    return names
+
+
+def test_the_advantage_of_the_page_is_leave_one_out():
+    names = with_example(train_grpo.group_advantages, '    if scale == "none":\n', "if scale ==")
     nan = float("nan")
     found = names["group_advantages"](
         torch.tensor([[1.0, 2.0, 6.0], [3.0, nan, 5.0], [nan, 4.0, nan]]), "rloo"
@@ -186,9 +211,20 @@ def test_the_advantage_of_the_readme_is_leave_one_out():
     torch.testing.assert_close(found, torch.tensor([[-3.0, -1.5, 4.5], [-2.0, 0.0, 2.0], [0.0, 0.0, 0.0]]))
 
 
-def test_the_mask_of_the_readme_is_on_sampled_tokens():
+def test_the_loss_of_the_page_is_reinforce():
+    names = with_example(train_grpo.grpo_loss, "    else:\n        lowest", "elif loss_type ==")
+    logprobs, old, advantages = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]]), torch.zeros(2, 2), torch.eye(2)
+    mask = torch.ones(2, 2)
+    loss, sums = names["grpo_loss"](
+        logprobs, old, None, advantages, mask, mask / 4, epsilon=(0.2, 0.2), beta=0.0, loss_type="reinforce"
+    )
+    assert loss == (1.0 + 0.5) / 4
+    assert sums["clip_ratio/region_mean"] == 0
+
+
+def test_the_mask_of_the_page_is_on_sampled_tokens():
     """Also where the policy wrote the tag in other tokens than a tokenizer would, or not at all."""
-    [example] = re.findall(r"```python\n( +for completion in .*?)```", README.read_text(), re.DOTALL)
+    [example] = re.findall(r"```python\n( +for completion in .*?)```", CHANGE.read_text(), re.DOTALL)
     pieces = ["ham", " </th", "ink", ">", "y", "</think>"]
     completions = [SimpleNamespace(ids=ids) for ids in ([0, 0, 1, 2, 3, 4, 4], [0, 5, 4, 5, 4], [0, 4])]
     names = {

@@ -14,7 +14,7 @@ import train_dpo
 import train_ppo
 import utils
 
-PAGE = (ROOT / "docs/gpu.md").read_text()
+PAGE = (ROOT / "docs/one-gpu.md").read_text()
 QWEN = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
 QWEN |= dict(num_key_value_heads=2, tie_word_embeddings=True)
 CONFIGS = {  # LlamaConfig has an 8B model's other sizes as defaults
