@@ -48,6 +48,7 @@ from tqdm import tqdm
 from rlmt.data import read_pairs, read_rows, read_source, read_traces, write_jsonl
 from rlmt.reward_model import RewardModel, check_preference
 from rlmt.run import Run, parse_args
+from benchmarks.flags import EvaluationFlags
 from benchmarks.scoring import add_to_index, index_row, mean_interval
 from rewards import read_parts
 from rewards.gold import Gold
@@ -65,7 +66,7 @@ FLATTERY = "What a great question!"
 
 
 @dataclass
-class Args:
+class Args(EvaluationFlags):
     reward_model: str = ""
     """Folder or hub name of a sequence classifier with one output and a chat template."""
     answers: str = ""
@@ -82,28 +83,6 @@ class Args:
     """Answers that are edited: the first ones."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Of the reward model; auto: bfloat16 on a GPU, float32 on a CPU."""
-    # a judge of --gold
-    key_env: tuple[str, ...] = ()
-    """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host."""
-    omit: tuple[str, ...] = ()
-    """Parameters that are left out of its requests."""
-    price: tuple[float, float] = (0.0, 0.0)
-    """US dollars per million tokens that it reads and writes."""
-    budget: float = 0.0
-    """US dollars that it may cost; 0: no limit."""
-    # run
-    config: str = ""
-    """config.json of an earlier run of this script; flags override it."""
-    seed: int = 0
-    """Random seed of the edits."""
-    out: str = ""
-    """Run folder; empty: in results/, named by the arguments."""
-    resume: bool = False
-    """Keep the replies of a judge that an earlier start has paid for."""
-    overwrite: bool = False
-    """Delete an existing run folder first."""
-    dry_run: bool = False
-    """Check arguments, answers and reward model, and stop."""
 
 
 class Answer(NamedTuple):

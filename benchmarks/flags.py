@@ -61,13 +61,8 @@ class AnswerFlags(ModelFlags):
 
 
 @dataclass
-class JudgeFlags:
-    # judge, simulated user
-    judge: str = ""
-    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or, where a program can
-    judge, file.py:function."""
-    judge_url: str = ""
-    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
+class EvaluationFlags:
+    # endpoints: judge, simulated user
     key_env: tuple[str, ...] = ()
     """HOST=NAME words: the environment variable NAME holds the key for the endpoint at that host, or
     HOST:PORT. Without a word for its host, only the OpenAI API and OPENAI_BASE_URL get OPENAI_API_KEY, others
@@ -75,23 +70,10 @@ class JudgeFlags:
     omit: tuple[str, ...] = ()
     """Parameters that are left out of requests to judge and simulated users, as their server refuses them:
     seed temperature."""
-    template: str = ""
-    """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
-    several. Of a benchmark without a judge, the authors' program that makes its prompts."""
-    judge_max_tokens: int = 1024
-    """Tokens of a judge's reply; one that thinks needs more."""
-    judge_tensor_parallel: int = 1
-    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
-    data_parallel: int = 0
-    """Engines of vLLM at most, which share the requests; 0: as many as the GPUs allow, on a CPU one."""
-    concurrency: int = 32
-    """Calls of an endpoint at a time."""
     budget: float = 0.0
     """US dollars that the judge may cost, and each simulated user; 0: no limit."""
     price: tuple[float, float] = (0.0, 0.0)
     """US dollars per million tokens that these read and write."""
-    max_invalid: float = 0.01
-    """Share of invalid rows (verdicts, dialogues without a score) above which there is no headline."""
     # run
     config: str = ""
     """config.json of an earlier run of this script: its arguments, without --out, --resume and --overwrite;
@@ -110,3 +92,26 @@ class JudgeFlags:
     dry_run: bool = False
     """Check arguments, data, model and judge (by its first request), print the number of calls and an
     estimate of their cost, and stop."""
+
+
+@dataclass
+class JudgeFlags(EvaluationFlags):
+    # judge, simulated user
+    judge: str = ""
+    """A model's name at --judge-url; local:FOLDER or local:HUB-NAME to run it here; or, where a program can
+    judge, file.py:function."""
+    judge_url: str = ""
+    """OpenAI-compatible endpoint of the judge; empty: OPENAI_BASE_URL, else the official one."""
+    template: str = ""
+    """File with the judge's instructions, used verbatim; empty: our own wording. A folder where there are
+    several. Of a benchmark without a judge, the authors' program that makes its prompts."""
+    judge_max_tokens: int = 1024
+    """Tokens of a judge's reply; one that thinks needs more."""
+    judge_tensor_parallel: int = 1
+    """GPUs of one engine of a judge `local:...`; --data-parallel is for its engines too."""
+    data_parallel: int = 0
+    """Engines of vLLM at most, which share the requests; 0: as many as the GPUs allow, on a CPU one."""
+    concurrency: int = 32
+    """Calls of an endpoint at a time."""
+    max_invalid: float = 0.01
+    """Share of invalid rows (verdicts, dialogues without a score) above which there is no headline."""
