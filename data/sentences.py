@@ -118,26 +118,20 @@ def write_answer(marks: dict) -> tuple[str, str, str]:
     return f"{notes} So {order}.", verdict, f"From warm to cold: {order}."
 
 
-def write_draft(people: dict, rng: random.Random) -> tuple[str, str]:
-    """Writes thinking and response; half of the verdicts are from a second look at the sentences."""
-    looks = []
-    for care in rng.choices(range(20), k=2):
-        marks = {}
-        for letter in people:  # with less care, more sentences are taken for another one
-            marks[letter] = fmean(rng.sample(people[rng.choice(letter * care + LETTERS)], 5))
-        looks.append(write_answer(marks))
-    thinking, _, order = looks[0]
-    return thinking, f"{rng.choice(looks)[1]} {order}"
-
-
 def write_pair(people: dict, rng: random.Random) -> dict[str, str]:
     """Writes two drafts; the chosen one agrees more with one rating of each sentence."""
     drafts = {}
-    while len(drafts) < 2:  # some ratings decide nothing: then others are drawn
+    while len(drafts) < 2:  # ratings may decide nothing: then others are drawn
         one = {letter: rng.choice(people[letter]) for letter in people}
+        answers = []
+        for care in rng.choices(range(20), k=2):
+            marks = {}
+            for letter in people:  # with less care, more sentences are taken for any other
+                marks[letter] = fmean(rng.sample(people[rng.choice(letter * care + LETTERS)], 5))
+            answers.append(write_answer(marks))
         drafts = {}
-        for _ in "ab":
-            thinking, response = write_draft(people, rng)
+        for thinking, _, order in answers:
+            response = f"{rng.choice(answers)[1]} {order}"  # half of the verdicts are the other writer's
             drafts[fmean(agreement(one, response).values())] = thinking, response
     (_, rejected), (_, chosen) = sorted(drafts.items())
     return {

@@ -1,12 +1,11 @@
 """data/sentences.py: gold by hand, and the rows of a tiny archive and of the published one."""
 
 import io
-import itertools
-import json
 import re
 import subprocess
 import sys
 import tarfile
+from statistics import fmean
 
 import pytest
 
@@ -65,51 +64,44 @@ def tiny_archive() -> bytes:
 
 
 def published() -> bytes:
-    if not sentences.ARCHIVE.exists():
-        command = [sys.executable, "-m", *sentences.DOWNLOAD.split(), "--retries", "1"]
-        if subprocess.run(command).returncode:
-            pytest.skip(f"there is no {sentences.ARCHIVE}, and it cannot be downloaded")
+    command = [sys.executable, "-m", *sentences.DOWNLOAD.split(), "--retries", "1"]
+    if not sentences.ARCHIVE.exists() and subprocess.run(command).returncode:
+        pytest.skip(f"there is no {sentences.ARCHIVE}, and it cannot be downloaded")
     return sentences.ARCHIVE.read_bytes()
 
 
-@pytest.mark.parametrize("archive, n", [(tiny_archive, 300), (published, 10603)])
-def test_rows(tmp_path, monkeypatch, archive, n):
-    content = archive()
-    monkeypatch.setattr(sentences, "ARCHIVE", tmp_path / "archive.tar.gz")
-    sentences.ARCHIVE.write_bytes(content)
+@pytest.mark.parametrize("read_archive, n", [(tiny_archive, 300), (published, 10603)])
+def test_rows(tmp_path, monkeypatch, read_archive, n):
+    archive = tmp_path / "archive.tar.gz"
+    archive.write_bytes(read_archive())
+    monkeypatch.setattr(sentences, "ARCHIVE", archive)
     sentences.load_ratings.cache_clear()
     files = write_files(Args())
-    assert json.dumps(files) == json.dumps(write_files(Args()))
+    assert files == write_files(Args())
 
-    quoted = {}
+    quoted = []
     for split in sentences.SPLITS:
         tasks, singles = files[f"films_{split}"], files[f"films_{split}_single"]
-        assert len(tasks) == len(singles)
         path = tmp_path / f"{split}.jsonl"
         path.write_text(to_jsonl(tasks))
-        for read in (read_prompts, lambda name: read_traces(name)[0], lambda name: read_pairs(name)[0]):
-            assert len(read(path)) == len(tasks)
-        quoted[split] = set()
-        for row in tasks + singles:
-            quoted[split] |= set(re.findall("^[A-E]: (.+)$", row["messages"][0]["content"], re.M))
+        assert (
+            len(read_prompts(path)) == len(read_traces(path)[0]) == len(read_pairs(path)[0]) == len(singles)
+        )
+        prompts = "\n".join(row["messages"][0]["content"] for row in tasks + singles)
+        quoted.append(set(re.findall("^[A-E]: (.+)$", prompts, re.M)))
         for row in tasks[:100]:
             people = sentences.read_prompt(row["messages"][0]["content"])
             means = {letter: sum(ratings) / len(ratings) for letter, ratings in people.items()}
             _, verdict, order = sentences.write_answer(means)
             assert gold(row["messages"], f"{verdict} {order}") == 1
-            # each mark is a mean of five ratings, and the order follows
             notes = dict(re.findall(r"([A-E]) ([+-]\d\.\d)", row["thinking"]))
-            assert list(notes) == list("ABCDE") and row["thinking"].endswith(row["response"].split(": ")[1])
-            assert all(round(float(mark) * 5, 6).is_integer() for mark in notes.values())
-            assert row["chosen"] != row["rejected"]
-    assert sum(map(len, quoted.values())) == n
-    for first, second in itertools.combinations(quoted.values(), 2):
-        assert not first & second
+            assert list(notes) == list(means) and row["thinking"].endswith(row["response"].split(": ")[1])
+    assert len(set.union(*quoted)) == sum(map(len, quoted)) == n  # no sentence is in two splits
 
     def mean_gold(side: str) -> float:
-        return sum(gold(row["messages"], row[side]) for row in files["films_reward"]) / len(files["films_reward"])
+        return fmean(gold(row["messages"], row[side]) for row in files["films_reward"])
 
-    # people agree with a person's choice, and more with five of them
+    # people agree with one person's choice, and more with five of them
     assert mean_gold("rejected") + 0.05 < mean_gold("chosen") < mean_gold("response")
     with pytest.raises(KeyError):
         gold(user_turn("A: Nobody has rated this.\nHow warm is it?"), RIGHT)
