@@ -8,7 +8,7 @@ order. The answer begins with the verdict. A model that thinks first writes a ma
 
 The sentences of film reviews, shop reviews and editorials, with 15 to 29 ratings each, are in the source
 distribution of vaderSentiment (MIT; Hutto and Gilbert, ICWSM 2014), which pip downloads. The teacher's mark
-is the mean of five ratings, the mark of the gold measure the mean of all. It is not known which ratings of two
+is the mean of five ratings, that of the gold measure the mean of all. It is not known which ratings of two
 sentences one person gave.
 """
 
