@@ -17,7 +17,7 @@ from utils import THINK_FORMATS
 warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, without ipywidgets
 # a page of text is 830 pixels wide; the background stays white, so that letters can be read on a dark page too
 WIDTH = 8
-plt.rcParams.update({"figure.dpi": 100, "font.size": 9, "lines.markersize": 4})
+plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 100, "font.size": 9, "lines.markersize": 4})
 plt.rcParams.update({"figure.constrained_layout.use": True, "legend.handlelength": 3})
 # colours of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = {
