@@ -3,6 +3,7 @@
 import builtins
 import json
 import re
+import time
 from pathlib import Path
 
 import matplotlib
@@ -62,15 +63,11 @@ def run_cells(tmp_path, monkeypatch):
     return run
 
 
-def committed() -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in (ROOT / "results").rglob("*")}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
 def test_cells_run_on_the_committed_results_and_write_nothing_there(path, run_cells):
-    before = committed()
+    now = time.time()
     run_cells(path)
-    assert committed() == before
+    assert max(file.stat().st_mtime for file in (ROOT / "results").rglob("*")) < now
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
@@ -91,25 +88,17 @@ def test_texts_of_a_run_are_ordered_by_its_rewards(run_cells, tmp_path):
 
 
 def test_a_run_looks_alike_in_all_plots():
-    styles = style.of_runs(["toy-rlmt-s0", "toy-rlhf-s0", "toy-rlmt-careful-s0"]).values()
-    assert [(line["linestyle"], line["marker"]) for line in styles] == [
-        ("solid", "o"),
-        ("dashed", "o"),
-        ("solid", "v"),
-    ]
-    # config.json knows whether a run thinks, its name need not
-    styles = style.of_runs(["mine", "ppo-think"], {"mine": False, "ppo-think": True})
-    assert [(line["linestyle"], line["marker"]) for line in styles.values()] == [
-        ("dashed", "o"),
-        ("solid", "s"),
-    ]
+    styles = style.of_runs(["toy-rlmt-s0", "toy-rlhf-s0", "toy-rlmt-careful-s0", "toy-rlmt-ppo-s0"]).values()
+    looks = [(line["linestyle"], line["marker"]) for line in styles]
+    assert looks == [("solid", "o"), ("dashed", "o"), ("solid", "v"), ("solid", "s")]
 
 
 def test_a_row_is_drawn_as_its_seeds_and_their_mean():
-    """The mean ends where a seed ends: of the seeds that are left it would jump."""
-    curves = pd.DataFrame(
-        {"run": ["x-s0", "x-s0", "x-s1"], "thinks": True, "step": [1, 2, 1], "gold": [0.0, 1.0, 0.5]}
-    )
+    """The mean ends where a seed ends: of the seeds that are left it would jump. config.json knows whether a run
+    thinks, its name need not."""
+    runs = ["plain-s0", "plain-s0", "plain-s1"]
+    curves = pd.DataFrame({"run": runs, "thinks": True, "step": [1, 2, 1], "gold": [0.0, 1.0, 0.5]})
     [axis] = style.panels(curves, "step", ["gold", "kl"]).axes
     assert [list(line.get_ydata()) for line in axis.lines] == [[0.0, 1.0], [0.5], [0.25]]
+    assert axis.lines[-1].get_linestyle() == "-"
     assert style.panels(curves, "step", ["kl"]) is None
