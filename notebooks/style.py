@@ -115,7 +115,7 @@ def draw(axis, curves: pd.DataFrame, x: str, y: str, at: str) -> None:
 def panels(curves: pd.DataFrame, x: str, keys: Iterable[str], at: str = "") -> plt.Figure | None:
     """Returns a figure with a panel per key over `x`, under one legend; without a key that has values it prints
     so and returns None. `at`: what seeds are averaged at, see `draw`; empty: `x`."""
-    logged = [key for key in keys if x in curves and key in curves and curves[key].notna().any()]
+    logged = [key for key in keys if {x, key} <= set(curves) and len(curves.dropna(subset=[x, key]))]
     if not logged:
         print(f"Nothing to draw: no run here has {', '.join(keys)} over {x}.")
         return None
@@ -127,5 +127,5 @@ def panels(curves: pd.DataFrame, x: str, keys: Iterable[str], at: str = "") -> p
         axis = figure.add_subplot(rows, columns, number)
         draw(axis, curves, x, key, at or x)
         handles |= dict(zip(*reversed(axis.get_legend_handles_labels())))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns + 1, 3))
     return figure

@@ -101,4 +101,4 @@ def test_a_row_is_drawn_as_its_seeds_and_their_mean():
     [axis] = style.panels(curves, "step", ["gold", "kl"]).axes
     assert [list(line.get_ydata()) for line in axis.lines] == [[0.0, 1.0], [0.5], [0.25]]
     assert axis.lines[-1].get_linestyle() == "-"
-    assert style.panels(curves, "step", ["kl"]) is None
+    assert style.panels(curves.assign(kl=None), "step", ["kl"]) is None
