@@ -15,12 +15,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import tyro
 
 from experiments import tables
-from notebooks.style import completions_per_step, draw, model_name, split_seed, thinks
+from notebooks.style import completions_per_step, model_name, panels, split_seed, thinks
 from page import read_lines
 from rlmt.run import inputs_of
 from utils import fail, refuse_repeated
@@ -234,21 +233,6 @@ def read_end(run: Path, lines: pd.DataFrame) -> dict[str, float]:
     return values
 
 
-def plot(curves: pd.DataFrame, path: Path) -> None:
-    """Plots gold and proxy over completions, a line per row: the mean over seeds in a band from least to most.
-
-    A colour is an algorithm, a solid line thinks (notebooks/style.py). Where gold falls while the proxy rises, the reward is
-    over-optimised.
-    """
-    size = (8.3, 3.6)  # inches; at 100 dots per inch as wide as a page of text
-    figure, axes = plt.subplots(1, 2, figsize=size, layout="constrained")
-    for axis, measure in zip(axes, ("gold", "proxy")):
-        draw(axis, curves, "completions", measure)
-        axis.set(xlabel="completions sampled before")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=100)
-
-
 # --- 5. the command
 
 
@@ -276,7 +260,8 @@ def main(args: Args) -> None:
         print(tables.write_page(out / "differences.md", write_rows(pairs), DIFFERENCES, tables.VARIANCE))
     if len(curves):
         curves.round(5).to_csv(out / "curves.csv", index=False)
-        plot(curves, out / "curves.png")
+        # where gold falls while the proxy rises, the reward is over-optimised
+        panels(curves, "completions", CURVES.values()).savefig(out / "curves.png")
 
 
 if __name__ == "__main__":

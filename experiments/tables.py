@@ -92,9 +92,9 @@ def read_index(folder: Path) -> pd.DataFrame:
 def limits_of(run: Path) -> str:
     """Returns how a run's answers were limited, as its config.json says."""
     path = run / "config.json"
-    if not path.exists():
+    args = json.loads(path.read_text())["args"] if path.exists() else {}
+    if "top_p" not in args:  # as of an audit by eval_reward.py
         return "limits unknown"
-    args = json.loads(path.read_text())["args"]
     limits = f"top-p {args['top_p']:g}, {args['max_tokens']} tokens at most"
     if args.get("max_thinking_tokens"):
         limits += f", {args['max_thinking_tokens']} of thinking"

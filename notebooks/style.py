@@ -1,9 +1,10 @@
-"""Draws a run alike in all notebooks and pictures: a colour and a marker per method, solid with thinking, dashed
-without, and a row of several seeds as their mean in a band from the lowest to the highest."""
+"""Draws runs the same way in all notebooks and pictures: a colour and a marker per method, solid lines with thinking,
+dashed lines without, thin lines for seeds and a thick one for their mean. No value is smoothed."""
 
 import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,11 @@ import pandas as pd
 
 from utils import THINK_FORMATS
 
-plt.rcParams.update({"figure.dpi": 80, "legend.fontsize": 9, "lines.markersize": 4, "savefig.bbox": "tight"})
+warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, without ipywidgets
+# a page of text is 830 pixels wide; the background stays white, so that letters can be read on a dark page too
+WIDTH = 8
+plt.rcParams.update({"figure.dpi": 80, "savefig.dpi": 100, "font.size": 9, "lines.markersize": 4})
+plt.rcParams.update({"figure.constrained_layout.use": True, "legend.handlelength": 3})
 # colours of Okabe and Ito, which colour-blind readers can tell apart
 COLOURS = {
     "prompted": "#CC79A7",
@@ -48,21 +53,9 @@ def of_runs(names: Iterable[str], thinks: dict[str, bool] | None = None) -> dict
             style["linestyle"] = "dotted"
         alike = tuple(style.values())
         markers = MARKERS[style["color"]] + MORE_MARKERS
-        styles[name] = style | {"marker": markers[drawn[alike] % len(markers)], "markevery": 0.1}
+        styles[name] = style | {"marker": markers[drawn[alike] % len(markers)]}
         drawn[alike] += 1
     return styles
-
-
-def of_bars(names: Iterable[str]) -> dict[str, list]:
-    """Returns the arguments of bar or barh; a bar without thinking is white, with a coloured edge."""
-    edges = []
-    fills = []
-    for style in of_runs(names).values():
-        edges.append(style["color"])
-        fills.append(style["color"])
-        if style["linestyle"] == "dashed":
-            fills[-1] = "white"
-    return {"edgecolor": edges, "color": fills}
 
 
 def split_seed(name: str) -> tuple[str, str]:
@@ -102,25 +95,37 @@ def completions_per_step(run: Path) -> float:
     return prompts * (args.get("group_size") or args.get("samples_per_prompt", 1))
 
 
-def smooth(values, window: int = 5):
-    """Returns the mean of each value and those before it, of `window` at most; of a short series the values."""
-    if len(values) <= window:
-        return values
-    return values.rolling(window, min_periods=1).mean()
+def draw(axis, curves: pd.DataFrame, x: str, y: str, at: str) -> None:
+    """Draws column `y` over `x`: thin lines for the runs, a thick one for the mean over a row's seeds.
 
-
-def draw(axis, curves: pd.DataFrame, x: str, y: str, window: int = 1) -> None:
-    """Draws column `y` over `x`, a line per row. `curves` has a line per `run` and value of `x`, with whether
-    the run `thinks`."""
-    rows = curves["run"].map(lambda run: split_seed(run)[0])
-    styles = of_runs(rows.unique(), curves.groupby(rows)["thinks"].first().to_dict())
-    for name, part in curves.groupby(rows, sort=False):
-        seeds = smooth(part.pivot(index=x, columns="run", values=y).dropna(how="all"), window)
-        if seeds.empty:  # as the proxy of a run without reward model
-            continue
-        axis.plot(seeds.index, seeds.mean(axis=1), label=name, **styles[name])
-        colour = styles[name]["color"]
-        axis.fill_between(
-            seeds.index, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.15, linewidth=0
-        )
+    `curves` has a line per `run` and value of `at`, a step or a number of completions, with whether the run
+    `thinks`. The mean is taken where every seed has a value.
+    """
+    curves = curves.assign(row=[split_seed(run)[0] for run in curves["run"]])
+    styles = of_runs(curves["row"].unique(), curves.groupby("row")["thinks"].first().to_dict())
+    for row, part in curves.dropna(subset=[x, y]).groupby("row", sort=False):
+        for _, seed in part.groupby("run"):
+            axis.plot(seed[x], seed[y], **styles[row] | {"marker": "", "linewidth": 0.6, "alpha": 0.6})
+        points = part.groupby(part[at])
+        means = points[[x, y]].mean()[points.size() == part["run"].nunique()]
+        axis.plot(means[x], means[y], label=row, linewidth=2, markevery=0.1, **styles[row])
     axis.set(xlabel=x, ylabel=y)
+
+
+def panels(curves: pd.DataFrame, x: str, keys: Iterable[str], at: str = "") -> plt.Figure | None:
+    """Returns a figure with a panel per key over `x`, under one legend; without a key that has values it prints
+    so and returns None. `at`: what seeds are averaged at, see `draw`; empty: `x`."""
+    logged = [key for key in keys if {x, key} <= set(curves) and len(curves.dropna(subset=[x, key]))]
+    if not logged:
+        print(f"Nothing to draw: no run here has {', '.join(keys)} over {x}.")
+        return None
+    columns = min(len(logged), 3)
+    rows = math.ceil(len(logged) / columns)
+    figure = plt.figure(figsize=(min(WIDTH, 4.5 * columns), 2.3 * rows + 1))
+    handles = {}
+    for number, key in enumerate(logged, 1):
+        axis = figure.add_subplot(rows, columns, number)
+        draw(axis, curves, x, key, at or x)
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels())))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(columns + 1, 3))
+    return figure
