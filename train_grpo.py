@@ -248,12 +248,12 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # `mean_weights` reads loss_type too, for the mean; every other name than these clips the ratio per token
+    # a new loss type has a branch here, and one in `mean_weights`
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
-    else:
+    else:  # the ratio of each token, or of gspo's completion, is clipped
         lowest = 1 - epsilon[0]
         highest = 1 + epsilon[1]
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
@@ -444,6 +444,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         fail(
             f"--group-size {args.group_size}: --scale-rewards pass_at_k needs at least PASS_AT_K, {PASS_AT_K}"
         )
+    mean_weights(torch.ones(1, 1), args.loss_type, 1, 1, 1)  # raises for a new loss type without a branch there
     check_split(args.prompts_per_step, accelerator.num_processes, args.updates_per_rollout)
 
 

@@ -37,6 +37,7 @@ class Gold:
         """The reward model; it counts the texts that it cuts."""
         self.judge = None
         self.function = None
+        """That of a file; it is called for empty responses too."""
         if self.who.kind == "function":
             self.function = load_function(self.who.name)
         elif self.who.kind == "folder":
