@@ -45,7 +45,7 @@ demo: $(DEMO)
 	PATH="$(CURDIR)/.venv/bin:$$PATH" bash experiments/demo.sh
 
 test: setup
-	$(PY) -m ruff check .
+	$(PY) -m ruff check . && $(PY) -m ruff format --check -q .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.

@@ -464,7 +464,8 @@ def set_reference_logps(pairs: list[Pair], policy: Learner) -> None:
         own_logps += zip(chosen_logps.tolist(), rejected_logps.tolist(), strict=True)
 
     for process, logps in enumerate(gather_object([own_logps])):
-        share = pairs[process :: policy.accelerator.num_processes]  # as `deal_all` shares them, without the copies
+        # as `deal_all` shares them, without the copies
+        share = pairs[process :: policy.accelerator.num_processes]
         # a process may have had a copy at the end of its share
         for pair, (chosen_logp, rejected_logp) in zip(share, logps, strict=False):
             pair.reference_chosen_logp = chosen_logp
@@ -481,7 +482,9 @@ def accumulate_gradients(pairs: list[Pair], n_pairs: int, policy: Learner, beta:
     for micro_batch in policy.micro_batches(pairs, length_of):
         weights = torch.tensor([pair.weight for pair in micro_batch], device=device)
         reference_chosen = torch.tensor([pair.reference_chosen_logp for pair in micro_batch], device=device)
-        reference_rejected = torch.tensor([pair.reference_rejected_logp for pair in micro_batch], device=device)
+        reference_rejected = torch.tensor(
+            [pair.reference_rejected_logp for pair in micro_batch], device=device
+        )
         chosen_logps, rejected_logps = pair_logps(policy, micro_batch)
         losses, chosen_rewards, rejected_rewards = dpo_loss(
             chosen_logps, rejected_logps, reference_chosen, reference_rejected, beta

@@ -444,7 +444,7 @@ def check_arguments(args: Args, accelerator: Accelerator) -> None:
         fail(
             f"--group-size {args.group_size}: --scale-rewards pass_at_k needs at least PASS_AT_K, {PASS_AT_K}"
         )
-    mean_weights(torch.ones(1, 1), args.loss_type, 1, 1, 1)  # raises for a new loss type without a branch there
+    mean_weights(torch.ones(1, 1), args.loss_type, 1, 1, 1)  # raises for a type without a branch there
     check_split(args.prompts_per_step, accelerator.num_processes, args.updates_per_rollout)
 
 
@@ -534,7 +534,7 @@ def main(args: Args) -> None:
             completions = deal(everyone, accelerator)
             if args.beta:
                 policy.set_reference_logprobs(completions)
-            if args.updates_per_rollout > 1:  # later updates compare the policy with what it was before the first
+            if args.updates_per_rollout > 1:  # later updates compare the policy with what it was before
                 policy.set_old_logprobs(completions)
             updates = []
             # the rounds of `replace_flat_groups` draw from (*seed, 1), (*seed, 2), ...; 0 is free

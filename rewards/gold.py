@@ -53,7 +53,9 @@ class Gold:
             n_completions: of a step or round of training, or of an audit.
         """
         if self.who.kind == "endpoint" and self.accelerator.is_main_process:
-            print(f"--gold: its judge is asked about every completion; of a step, round or audit {n_completions} calls")
+            print(
+                f"--gold: its judge is asked about every completion; of a step, round or audit {n_completions} calls"
+            )
             from rewards import judged
 
             ask = functools.partial(judged.judge_mark, judge_max_tokens=JUDGE_TOKENS)

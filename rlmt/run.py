@@ -296,7 +296,9 @@ def check_values(args) -> None:
             fail(f"--report-to {args.report_to}: it is not installed; pip install {args.report_to}")
         for setting in map("=".join, os.environ.items()):
             # accelerate would wrap the model, whose weights then have other names: no checkpoint can be written
-            if re.fullmatch("(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*", setting):
+            if re.fullmatch(
+                "(?i)ACCELERATE_(DYNAMO_BACKEND|USE_(?!FSDP|CPU).*)=(?!(no|false|0|)$).*", setting
+            ):
                 fail(f"{setting}, of the launcher, is not supported; use a file of accelerate/, or unset it")
     load_in_4bit = getattr(args, "load_in_4bit", False)
     uses_bits = load_in_4bit or getattr(args, "optim", "adamw") == "adamw_8bit"

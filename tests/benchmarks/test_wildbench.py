@@ -303,7 +303,6 @@ def test_answers_first_and_then_a_local_judge(evaluate, tmp_path, local_judge_fo
 # --- a program as the judge
 
 
-
 def test_several_answers_are_averaged_by_task():
     scores = [1.0, 0.0, 0.5, None]
     rows = [{"score": score, "checks": {"fine": score == 1}, "invalid": ""} for score in scores]

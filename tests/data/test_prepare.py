@@ -192,7 +192,9 @@ def test_verifiable_prompts(tmp_path, nltk_data):
     }
     answered = [row | {"response": "It is 5.", "status": "ok"} for row in rows[:2]]
     assert verified.math_answer(answered) == [1.0, 0.0]
-    constrained = [rows[4] | {"response": text, "status": "ok"} for text in ("one two three", "one, two", "one")]
+    constrained = [
+        rows[4] | {"response": text, "status": "ok"} for text in ("one two three", "one, two", "one")
+    ]
     assert verified.instructions(constrained) == [1.0, 0.0, 0.0]
 
 

@@ -221,7 +221,5 @@ def test_a_seed_whose_value_is_withheld_is_in_no_difference(tmp_path):
     # Student's t of one degree of freedom; the standard error of 0.2 and 0.3 is half their distance
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.25), 2)
     assert cell["high"] - cell["ours"] == pytest.approx(12.706 * 0.05, abs=1e-3)
-    cell = tables.difference(
-        lines.assign(value=[0.5, 0.7, 0.6]), lines.assign(value=[np.nan, 0.4, np.nan])
-    )
+    cell = tables.difference(lines.assign(value=[0.5, 0.7, 0.6]), lines.assign(value=[np.nan, 0.4, np.nan]))
     assert (cell["ours"], cell["seeds"]) == (pytest.approx(0.3), 1)

@@ -31,7 +31,13 @@ def test_thinking_use_is_what_a_naive_loop_finds(opening, tmp_path):
         messages = [{"role": "user", "content": toy_world.write_prompt(order, random.Random(task_id))}]
         thinking, response = toy_world.write_answer(order, toy_world.TEACHER, rng)
         text = join_thinking(thinking, response, "zero_think")
-        row = {"id": f"{task_id}-{len(rows)}", "temperature": 1.0, "messages": messages, "text": text, "thinking": thinking}
+        row = {
+            "id": f"{task_id}-{len(rows)}",
+            "temperature": 1.0,
+            "messages": messages,
+            "text": text,
+            "thinking": thinking,
+        }
         rows.append(row | {"status": "ok"})
     rows[3]["status"] = "no_close"
     folder = shutil.copytree(ROOT / "data/toy/base", tmp_path / "model")

@@ -154,7 +154,10 @@ def test_what_earlier_blocks_define_and_the_usual_imports_are_there(needs_sandbo
     rows = [
         row(blocks.format("def f(x): return prod([two(), x])"), tests=["assert f(3) == 6"]),
         row(blocks.format(method), tests={"fn_name": "f", "inputs": [[[2, 3]]], "outputs": [8]}),
-        row(blocks.format("print(two() / float(input()))"), tests={"inputs": ["3"], "outputs": ["0.6666666666666667"]}),
+        row(
+            blocks.format("print(two() / float(input()))"),
+            tests={"inputs": ["3"], "outputs": ["0.6666666666666667"]},
+        ),
         row(earlier, tests={"fn_name": "f", "inputs": [[1]], "outputs": [0.3]}),
     ]
     assert verified.code(rows) == [1.0] * len(rows)

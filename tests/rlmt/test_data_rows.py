@@ -290,4 +290,6 @@ def test_prompts_that_are_too_long_are_listed_not_cut(tmp_path, tokenizer, exits
     assert "0 prompts" in exits(held_out, 1)
     assert held_out(400, kept, "") == []
     assert "a step or a round needs 2" in exits(load_prompts, str(path), tokenizer, 100, 2)
-    assert "--gold-prompts needs --gold" in exits(Scorer, ScoreArgs(gold_prompts="p.jsonl"), [], tokenizer, None, 1)
+    assert "--gold-prompts needs --gold" in exits(
+        Scorer, ScoreArgs(gold_prompts="p.jsonl"), [], tokenizer, None, 1
+    )

@@ -96,7 +96,9 @@ def test_nothing_is_overwritten_unasked(in_folder, exits):
     start(Args(out="results/a", overwrite=True))
     assert not (run / "checkpoint-1").exists() and mine.exists()
     for out in ("mine/thesis.txt/run", "/proc/run"):
-        assert f"{out} cannot be read or written to" in exits(Run, Args(out=out, dry_run=True), "grpo", "model")
+        assert f"{out} cannot be read or written to" in exits(
+            Run, Args(out=out, dry_run=True), "grpo", "model"
+        )
 
 
 def test_overwrite_never_deletes_what_a_run_reads(in_folder, exits):

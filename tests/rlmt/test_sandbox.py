@@ -165,7 +165,9 @@ def test_what_is_out_of_reach(needs_sandbox, tmp_path, monkeypatch):
 def test_nothing_outlives_a_caller_that_is_killed(needs_sandbox):
     mark = f"{time.monotonic_ns()}"
     program = f'import subprocess; subprocess.run(["/bin/sleep", "{mark}"])'
-    code = f"from rlmt import sandbox; sandbox.check_can_run(False); sandbox.run([{program!r}], '', timeout=60)"
+    code = (
+        f"from rlmt import sandbox; sandbox.check_can_run(False); sandbox.run([{program!r}], '', timeout=60)"
+    )
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(sandbox.__file__).parents[1])
     deadline = time.monotonic() + 60
     while not running(mark) and time.monotonic() < deadline:

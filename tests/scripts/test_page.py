@@ -177,7 +177,6 @@ EVIL = {  # what a model wrote: what a reader sees
 }
 
 
-
 def write_run(folder: Path, texts: Iterable[str], word: str) -> Path:
     """Writes a run whose texts, roles, ids, names, statuses, reward and command are `texts` or `word`."""
     messages = [{"role": word, "content": word}, {"role": "user", "content": "$texts"}]

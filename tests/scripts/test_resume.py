@@ -132,9 +132,7 @@ def whole(data):
 # --- killed and resumed
 
 
-@pytest.mark.parametrize(
-    "name", ["sft", "reward", "bits", "grpo", "ppo", "ppo-two", "rlver", "rlver-two"]
-)
+@pytest.mark.parametrize("name", ["sft", "reward", "bits", "grpo", "ppo", "ppo-two", "rlver", "rlver-two"])
 def test_a_killed_run_ends_with_the_same_bits(name, data, whole, tmp_path):
     """Killed after the last step was logged, and before its checkpoint. Of SFT this step is in the second epoch."""
     broken = tmp_path / "broken"
