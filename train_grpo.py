@@ -248,12 +248,12 @@ def grpo_loss(
         log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     ratio = log_ratio.exp()
 
-    # a new loss type has a branch here, and one in `mean_weights`
+    # a new loss type may have a branch here, and has one in `mean_weights`; others clip the ratio
     if loss_type == "cispo":  # the ratio is a weight, which has an upper limit only
         lowest = 0.0
         highest = CISPO_CAP
         policy_loss = -ratio.clamp(max=highest).detach() * advantages * logprobs
-    else:  # the ratio of each token, or of gspo's completion, is clipped
+    else:
         lowest = 1 - epsilon[0]
         highest = 1 + epsilon[1]
         policy_loss = -torch.min(ratio * advantages, ratio.clamp(lowest, highest) * advantages)
