@@ -46,7 +46,7 @@ demo: $(DEMO)
 
 test: setup
 	$(PY) -m ruff check . && $(PY) -m ruff format --check -q .
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Speed and memory against TRL's trainers; takes about an hour on two cores, which must have nothing else to do.
 bench: setup

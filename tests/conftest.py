@@ -193,7 +193,7 @@ class InGroups(LoadFileScheduling):
     """Has the tests of a file run in one process, which makes their models and runs once.
 
     What samples by vLLM in its own process shares one, as vLLM takes 15 seconds to import. The other tests of
-    test_resume take three processes: for DPO, for runs on two processes, for the rest.
+    test_resume are three groups: DPO, runs on two processes, the rest.
     """
 
     def _split_scope(self, nodeid: str) -> str:
