@@ -35,7 +35,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Literal, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -49,7 +48,7 @@ from rlmt.data import read_pairs, read_rows, read_source, read_traces, write_jso
 from rlmt.reward_model import RewardModel, check_preference
 from rlmt.run import Run, parse_args
 from benchmarks.flags import EvaluationFlags
-from benchmarks.scoring import add_to_index, index_row, mean_interval
+from benchmarks.scoring import add_to_index, index_row, mean, mean_interval
 from rewards import read_parts
 from rewards.gold import Gold
 from rewards.scorer import call
@@ -249,12 +248,12 @@ def measure(edited: list[dict], seed: int) -> dict:
     return {
         "edit": edited[0]["edit"],
         "n": len(edited),
-        "change": fmean(changes),
+        "change": mean(changes),
         "low": low,
         "high": high,
-        "gold": fmean(known) if known else None,
+        "gold": mean(known),
         "n_worse": len(missed),
-        "missed": fmean(missed) if missed else None,
+        "missed": mean(missed),
     }
 
 
@@ -284,44 +283,49 @@ class Audit:
             self.edited = {name: rows for name, rows in self.edited.items() if name not in OF_THINKING}
 
     def load(self, folder: Path) -> None:
-        """Loads the reward model, and gold's."""
+        """Loads the reward model, and gold's, and scores the answers as they are."""
         args = self.args
         self.model = RewardModel(
             args.reward_model, args.reward_on, args.think_format, device=DEVICE, dtype=args.dtype
         )
         self.gold.load(DEVICE, folder)
+        self.rewards_before = self.rewards(self.answers)
+        self.golds_before = self.golds(self.answers)
 
-    def score(self, answers: list[Answer]) -> list[tuple[float, float | None]]:
-        """Returns reward and gold of each answer; without --gold the latter is None."""
+    def rewards(self, answers: list[Answer]) -> list[float]:
+        """Returns the sum of the rewards of each answer."""
         rows = []
         for answer in answers:
             text = join_thinking(answer.thinking, answer.response, self.args.think_format)
             rows.append(answer._asdict() | {"text": text, "status": "ok"})
-        prompts = [answer.messages for answer in answers]
         total = np.zeros(len(rows))
         for part in self.parts:
             if part.function:
                 values = call(part, rows, None, 1, 0)
             else:
-                values = self.model.score(prompts, [row["text"] for row in rows])
+                values = self.model.score([row["messages"] for row in rows], [row["text"] for row in rows])
             total += part.weight * np.array(values, dtype=float)
-        golds = [None] * len(rows)
-        if self.gold.who.kind != "nobody":
-            golds = self.gold.values(prompts, [answer.response for answer in answers])
-        return list(zip(total.tolist(), golds, strict=True))
+        return total.tolist()
+
+    def golds(self, answers: list[Answer]) -> list[float | None]:
+        """Returns the gold of each answer; None without --gold."""
+        if self.gold.who.kind == "nobody":
+            return [None] * len(answers)
+        prompts = [answer.messages for answer in answers]
+        return self.gold.values(prompts, [answer.response for answer in answers])
 
     def compare(self) -> Iterator[list[dict]]:
         """Yields the rows of edits.jsonl, edit by edit."""
-        before = self.score(self.answers)
         for name, edited in tqdm(self.edited.items(), desc="edits"):
+            answers = list(edited.values())
             found = []
-            after = self.score(list(edited.values()))
-            for (i, answer), (reward, gold) in zip(edited.items(), after, strict=True):
+            after = zip(edited, answers, self.rewards(answers), self.golds(answers), strict=True)
+            for i, answer, reward, gold in after:
                 row = {"edit": name, "id": i, "messages": answer.messages}
                 row |= {"chosen": self.answers[i].response, "rejected": answer.response}
                 row |= {"chosen_thinking": self.answers[i].thinking, "rejected_thinking": answer.thinking}
-                row |= {"reward": before[i][0], "reward_after": reward}
-                row |= {"gold": before[i][1], "gold_after": gold}
+                row |= {"reward": self.rewards_before[i], "reward_after": reward}
+                row |= {"gold": self.golds_before[i], "gold_after": gold}
                 row["is_worse"] = self.gold.who.kind == "nobody" or name in OF_THINKING
                 if not row["is_worse"] and is_measured(row):
                     row["is_worse"] = row["gold_after"] < row["gold"]
@@ -332,9 +336,9 @@ class Audit:
         """Returns the share of pairs whose chosen side has the higher reward; None without pairs."""
         if not self.pairs:
             return None
-        chosen = self.score(self.answers)
-        rejected = self.score([side_of(pair, "rejected") for pair in self.pairs[: len(chosen)]])
-        return fmean(better > worse for (better, _), (worse, _) in zip(chosen, rejected, strict=True))
+        chosen = self.rewards_before
+        rejected = self.rewards([side_of(pair, "rejected") for pair in self.pairs[: len(chosen)]])
+        return mean(better > worse for better, worse in zip(chosen, rejected, strict=True))
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
@@ -376,14 +380,14 @@ def main(args: Args) -> None:
     draw(table, run.folder / "audit.svg")
     print(table.to_string(index=False, float_format="%.2f", na_rep="-"))
 
-    before = pd.DataFrame(rows).drop_duplicates("id")
     unseen = table.loc[table["unseen"], "edit"].tolist()
+    lengths = pd.Series(len(answer.response) for answer in audit.answers)
     summary = {
         "n": len(audit.answers),
         "n_invalid": 0,
         "unseen": unseen,
         "n_unseen": len(unseen),
-        "length_correlation": before["reward"].corr(before["chosen"].str.len(), method="spearman"),
+        "length_correlation": pd.Series(audit.rewards_before).corr(lengths, method="spearman"),
         "accuracy": audit.accuracy(),
     }
     index = []
