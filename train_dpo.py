@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 # rlmt is first: it sets environment variables that the libraries below read
 from rlmt.chat import Dropped, encode_completion, encode_prompt, flaw_of, without_control
@@ -68,6 +68,8 @@ from utils import THINK_FORMATS, fail, join_thinking
 # PRESETS, at the end of this file, have other values for the runs of the paper
 @dataclass
 class Args(ScoreArgs):
+    POSITIVE: ClassVar = ("beta",)  # the loss is constant at 0; see check_values in rlmt/run.py
+
     # model and data
     model: str = "results/sft-think/model"
     """Hub name or folder: a warm-started model, an instruct model, or a base model with a Zero format."""

@@ -146,7 +146,7 @@ class RewardModel:
 
 def set_pad_token(model: nn.Module, pad: int) -> None:
     """Sets the pad token, by which a classifier finds the end of a text, and which its layers may read from an
-    inner config."""
+    inner config; turns the cache of generation off."""
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = pad
         config.use_cache = False

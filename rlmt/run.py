@@ -273,9 +273,7 @@ def check_values(args) -> None:
     """Exits with 2 for a number out of its range, a budget without prices, 4-bit weights without LoRA, 4-bit
     weights or an 8-bit optimizer under FSDP, a tracker that is not installed, and a launcher that compiles or
     shards models in another way than ours."""
-    positive = {*POSITIVE}
-    if "rounds" in vars(args):
-        positive.add("beta")  # DPO's loss is constant at 0; GRPO has no KL then
+    positive = {*POSITIVE, *getattr(args, "POSITIVE", ())}  # and what the script adds
     for name, value in vars(args).items():
         highest = 1 if name in SHARES else 2**32 - 1  # a seed of more bits fits into no generator
         for number in value if isinstance(value, tuple) else (value,):
@@ -617,7 +615,9 @@ class Run:
         """
         self.state = PartialState(cpu=not torch.cuda.is_available())
         arguments = _through_json(args)
-        words = _identity(arguments) | {"code": loaded_code()}
+        words = {}
+        if self.state.is_main_process:  # which alone compares them and writes them down
+            words = _identity(arguments) | {"code": loaded_code()}
         inputs = {name: inputs_of(value) for name, value in words.items()}
         self.args = args
         self.folder = Path(args.out or _default_folder(arguments, script, model))
