@@ -82,9 +82,9 @@ prepare study-audit-medium needs study-medium-rm makes "$RESULTS/audit-medium/su
 prepare study-audit-hard needs study-hard-rm makes "$RESULTS/audit-hard/summary.json" $AUDIT --reward-model "$hard/model" --out "$RESULTS/audit-hard"
 prepare study-audit-checked needs study-data makes "$RESULTS/audit-checked/summary.json" $AUDIT --reward-model data/toy/reward_model $CHECKED --out "$RESULTS/audit-checked"
 GUARDED="--preset toy $LONG --reward-on think+response"
-row "audit/shipped-think" from headline-5-sft-think needs study-data grpo $GUARDED
-row "audit/hard-think" from headline-5-sft-think needs study-data needs study-hard-rm grpo $GUARDED --reward-model "$hard/model"
-row "audit/checked-think" from headline-5-sft-think needs study-data grpo $GUARDED $CHECKED
+row "audit/shipped-think" from headline-5-sft-think needs study-data needs study-audit-shipped needs study-audit-medium grpo $GUARDED
+row "audit/hard-think" from headline-5-sft-think needs study-data needs study-hard-rm needs study-audit-hard grpo $GUARDED --reward-model "$hard/model"
+row "audit/checked-think" from headline-5-sft-think needs study-data needs study-audit-checked grpo $GUARDED $CHECKED
 row "audit/shipped-plain" from headline-5-sft-plain needs study-data grpo $GUARDED --think-format plain
 row "audit/checked-plain" from headline-5-sft-plain needs study-data grpo $GUARDED --think-format plain $CHECKED
 
