@@ -8,6 +8,7 @@ import importlib
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ if "gpu" not in sys.argv:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # else each vLLM engine compiles how it ranks tokens, for seconds; nobody reads the ranks
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+# what starts the tests in the background may have these ignored, and a run leaves ignored signals ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import filelock
 import pytest
